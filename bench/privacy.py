@@ -10,58 +10,155 @@ with DP-SGD for every patient at several epsilons. The attacks are those of ``po
                   the calibrated loss counts
     inversion     the attacker searches for the image behind a gradient. Error ratio 1 is nothing learnt, 0 a copy. Once
                   for one step on one patient with a small patch (the worst case), and once for the change by a hospital
-                  in the last round
+                  in the last round, or by all together
 
 Open replies: the coordinator has the reply of every hospital. Secure sums: it has their mean alone, as every hospital
 has anyway. The mean is taken without masks here; that masks do not change it is shown by the tests. Rows are means over
-seeds. No package beyond torch, MONAI, NumPy, SciPy, scikit-learn and dp-accounting is needed.
+seeds.
+
+A cell is one training (an epsilon and a seed) with its attacks, and one line of ``--out``; a cell with the same
+settings that is there already is not computed again. ``--jobs`` processes share the cells. The packages besides torch,
+NumPy, SciPy, scikit-learn, Numba and Pillow are MONAI, nibabel, safetensors, psutil, rich, tomli_w, packaging,
+typing_extensions, and for noise dp_accounting, absl-py and attrs.
 
     OMP_NUM_THREADS=1 python bench/privacy.py --seeds 0 1 2 --epsilons 0 100 30 10
-    python bench/privacy.py --data shared/data/tcga_lgg --exclude EZ --patch 64 64 16 --device cuda --filters 16 32 64
+    python bench/privacy.py --data shared/data/tcga_lgg --exclude EZ --patch 64 64 16 --device cuda --filters 16 32 64 \
+        --jobs 6 --out privacy.jsonl
 """
 
 import argparse
 import json
+import multiprocessing
+import os
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import numpy as np
 
+ASIDE = ("seeds", "epsilons", "jobs", "out", "threads")  # options that do not change a cell
+SURFACES = ("replies", "mean")
+
 
 def main() -> None:
+    given = parsed()
+    cells = [(target, seed) for target in given.epsilons for seed in given.seeds]
+    done = finished(given)
+    left = [cell for cell in cells if cell not in done]
+    print(f"{len(cells)} cells, {len(cells) - len(left)} of them known", flush=True)
+    began = time.perf_counter()
+    for line in computed(given, left):
+        done[line["epsilon_target"], line["seed"]] = line
+        if given.out:
+            with Path(given.out).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        name = f"epsilon {line['epsilon_target']:g}, seed {line['seed']}"
+        seconds = ", ".join(f"{k} {v:.0f}" for k, v in line["seconds"].items())
+        print(f"{time.perf_counter() - began:5.0f} s: {name}: {line['steps']} steps; seconds: {seconds}", flush=True)
+    print(
+        "what leaves | epsilon (noise) | test Dice | AUC, who was trained on | error ratio, one patient | error ratio, "
+        "last round | seconds a cell",
+        flush=True,
+    )
+    for target in given.epsilons:
+        lines = [done[target, seed] for seed in given.seeds]
+        for surface in SURFACES:
+            print(shown(row(lines, surface)), flush=True)
+
+
+def parsed() -> argparse.Namespace:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", help="a manifest or a folder of images; phantoms by default")
     options.add_argument("--exclude", nargs="*", default=[], help="hospitals of the data to leave out")
     options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options.add_argument("--epsilons", type=float, nargs="+", default=[0.0, 100.0, 30.0, 10.0], help="0: no noise")
     options.add_argument("--clip", type=float, default=0.1)
-    options.add_argument("--rounds", type=int, default=6)
+    options.add_argument("--rounds", type=int, default=6, help="at least 3")
     options.add_argument("--cases", type=int, default=16, help="of a phantom hospital; a little less than half train")
     options.add_argument("--hospitals", type=int, default=4, help="phantom hospitals")
+    options.add_argument("--side", type=int, default=24, help="voxels of a phantom's side")
     options.add_argument("--batch", type=int, default=4)
     options.add_argument("--lr", type=float, default=0.01)
     options.add_argument("--epochs", type=int, default=8, help="of a round")
     options.add_argument("--patch", type=int, nargs="+", default=[16, 16, 16])
+    options.add_argument("--overlap", type=float, default=0.5, help="of the windows in which cases are scored")
     options.add_argument("--filters", type=int, nargs="+", default=[8, 16, 16])
     options.add_argument("--iterations", type=int, default=200, help="of gradient inversion; 0 leaves it out")
     options.add_argument("--patients", type=int, default=2, help="whose gradients are inverted, of every seed")
     options.add_argument("--device", default="cpu")
-    options.add_argument("--json", help="also write every number to this file")
+    options.add_argument("--jobs", type=int, default=1, help="processes")
+    options.add_argument("--threads", type=int, default=0, help="of a process on the CPU; 0: all cores, shared")
+    options.add_argument("--out", help="keep every cell in this file, a JSON line each, and continue from it")
     given = options.parse_args()
-    rows = []
-    print(
-        "what leaves | epsilon (noise) | test Dice | AUC, who was trained on | error ratio, one patient | error ratio, "
-        "last round | seconds a run",
-        flush=True,
-    )
-    for target in given.epsilons:
-        runs = [Run(given, seed, target or None) for seed in given.seeds]
-        for surface in ("replies", "mean"):
-            row = measured(given, runs, surface)
-            rows.append(row)
-            print(shown(row), flush=True)
-    if given.json:
-        Path(given.json).write_text(json.dumps({"settings": vars(given), "rows": rows}, indent=1) + "\n")
+    if given.rounds < 3:
+        options.error("--rounds must be at least 3: a model two rounds before the last one calibrates losses")
+    return given
+
+
+def kept(given: argparse.Namespace) -> dict:
+    """Return the options that a cell depends on."""
+    return {k: v for k, v in vars(given).items() if k not in ASIDE}
+
+
+def finished(given: argparse.Namespace) -> dict[tuple[float, int], dict]:
+    """Return the cells in the file that have these settings; a last line that was cut off is left out."""
+    if not given.out or not Path(given.out).exists():
+        return {}
+    found = {}
+    for text in Path(given.out).read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if line["settings"] == kept(given):
+            found[line["epsilon_target"], line["seed"]] = line
+    return found
+
+
+def computed(given: argparse.Namespace, cells: list[tuple[float, int]]) -> Iterator[dict]:
+    """Yield the cells as they are finished; the slowest kind, under noise, begins first."""
+    order = sorted(cells, key=lambda cell: (cell[0] == 0, cell))
+    threads = given.threads or max(1, (os.cpu_count() or 1) // given.jobs)
+    if given.jobs == 1:
+        for cell in order:
+            yield computed_cell(given, threads, *cell)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(given.jobs, mp_context=spawn) as pool:
+        waiting = [pool.submit(computed_cell, given, threads, *cell) for cell in order]
+        for future in as_completed(waiting):
+            yield future.result()
+
+
+def computed_cell(given: argparse.Namespace, threads: int, target: float, seed: int) -> dict:
+    """Return a cell: what a training and the attacks on it came to."""
+    import torch
+
+    torch.set_num_threads(threads)
+    run = Run(given, seed, target or None)
+    clock = time.perf_counter()
+    members = {surface: scored(run, surface) for surface in SURFACES}
+    dice = float(np.mean([s.mean for site in run.sites.values() for s in score(site, run.mean).values()]))
+    attacked = time.perf_counter()
+    images = {surface: inverted(given, run, surface) for surface in SURFACES}
+    return {
+        "epsilon_target": target,
+        "seed": seed,
+        "settings": kept(given),
+        "epsilon": run.epsilon,
+        "noise": run.noise,
+        "dice": dice,
+        "members": members,
+        "images": images,
+        "steps": run.steps,
+        "seconds": {
+            "data": run.prepared,
+            "training": run.seconds,
+            "membership": attacked - clock,
+            "images": time.perf_counter() - attacked,
+        },
+    }
 
 
 def settings(given: argparse.Namespace, seed: int, private: dict) -> dict:
@@ -69,7 +166,7 @@ def settings(given: argparse.Namespace, seed: int, private: dict) -> dict:
         data = {"name": "files", "path": given.data, "exclude": given.exclude}
     else:
         sites = {f"h{k}": {"cases": given.cases} for k in range(given.hospitals)}
-        data = {"name": "phantom", "shape": [24, 24, 24], "sites": sites}
+        data = {"name": "phantom", "shape": [given.side] * 3, "sites": sites}
     return {
         "seed": seed,
         "data": data,
@@ -77,6 +174,7 @@ def settings(given: argparse.Namespace, seed: int, private: dict) -> dict:
         "train": {
             "patch": given.patch, "batch": given.batch, "lr": given.lr, "gamma": 1.0, "optimiser": "adam",
             "epochs": given.epochs, "augment": "none", "device": given.device, "private": private,
+            "overlap": given.overlap,
         },
         "model": {"name": "unet_small", "filters": given.filters},
         "run": {"rounds": given.rounds},
@@ -93,16 +191,20 @@ class Run:
 
         began = time.perf_counter()
         chosen = config.build(settings(given, seed, {}))
+        engine = study.simulator(chosen)
         if target is not None:
-            noise = noise_for(target, chosen, study.simulator(chosen).sites)
+            noise = noise_for(target, chosen, engine.sites)
             chosen = config.build(settings(given, seed, {"unit": "patient", "clip": given.clip, "noise": noise}))
-        engine, start = study.simulator(chosen), study.initial_params(chosen)
+            engine = study.simulator(chosen)
+        start = study.initial_params(chosen)
         self.study, self.sites, self.start, self.seed = chosen, engine.sites, start, seed
+        self.prepared = time.perf_counter() - began
         spent: dict[str, list] = {i: [] for i in engine.sites}
-        self.earlier = start
+        self.earlier, self.steps = start, 0
         for r in run_rounds(chosen.algorithm, engine, start, chosen.run, seed):
             for site, reply in r.replies.items():
                 spent[site].extend(reply.releases)
+                self.steps += sum(fit.steps for fit in reply.fits)
             if r.index == given.rounds - 3:
                 self.earlier = dict(r.state.model)
         self.sent = {i: dict(p["model"]) for i, p in r.sent.items()}
@@ -110,12 +212,12 @@ class Run:
         self.mean = dict(r.state.model)
         self.noise = chosen.train.private.noise if target is not None else 0.0
         self.epsilon = max(epsilon(s, 1e-5) for s in spent.values()) if target is not None else None
-        self.seconds = time.perf_counter() - began
+        self.seconds = time.perf_counter() - began - self.prepared
 
 
 def noise_for(target: float, chosen, sites) -> float:
-    """Return the least noise at which no hospital spends more than epsilon, by bisection."""
-    from polysite.privacy import Release, epsilon
+    """Return the least noise at which no hospital spends more than epsilon."""
+    from polysite.privacy import Release, epsilon, least_noise
 
     draws = [s.private_draws(np.random.default_rng(0)) for s in sites.values() if s.size]
     steps = [d.steps(chosen.train.epochs) * chosen.run.rounds for d in draws]
@@ -123,91 +225,74 @@ def noise_for(target: float, chosen, sites) -> float:
     def cost(noise: float) -> float:
         return max(epsilon([Release(noise, d.rate, n)], 1e-5) for d, n in zip(draws, steps, strict=True))
 
-    low, high = 0.1, 1000.0
-    if cost(low) <= target:
-        return low
-    while high / low > 1.01:
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if cost(middle) <= target else (middle, high)
-    return float(f"{high:.4g}")
+    return least_noise(cost, target)
 
 
-def measured(given: argparse.Namespace, runs: list, surface: str) -> dict:
-    """Return a row of the table: one kind of training, seen as single replies or as their mean."""
-    from polysite.training.leaks import infer_members
+def scored(run: Run, surface: str) -> dict:
+    """Return the scores by which patients are ranked, seen as single replies or as their mean, by hospital."""
+    from polysite.training.leaks import member_scores
 
-    sites, models, references, patients = {}, {}, {}, {}
-    for run in runs:
-        for i, site in run.sites.items():
-            name = f"{run.seed}/{i}"
-            sites[name] = site
-            models[name] = run.replies[i] if surface == "replies" else run.mean
-            others = [m for j, m in run.replies.items() if j != i]
-            references[name] = others if surface == "replies" else [run.earlier]
-            patients |= {n: site.patient_of(n) for k in ("train", "test") for n in site.cases(k)}
-    found = infer_members(sites, models, references, patients)
-    dice = [
-        float(np.mean([s.mean for i, site in run.sites.items() for s in score(site, run.mean).values()]))
-        for run in runs
-    ]
-    one, last = inverted(given, runs, surface)
-    return {
-        "surface": surface,
-        "epsilon": None if runs[0].epsilon is None else float(np.mean([r.epsilon for r in runs])),
-        "noise": float(np.mean([r.noise for r in runs])),
-        "dice": float(np.mean(dice)),
-        "dice_by_seed": dice,
-        "auc": words(found.strongest),
-        "auc_loss": words(found.loss),
-        "auc_calibrated": words(found.calibrated),
-        "one_patient": one,
-        "last_round": last,
-        "seconds": float(np.mean([r.seconds for r in runs])),
-    }
-
-
-def words(auc) -> list[float]:
-    return [round(x, 4) for x in (auc.value, auc.low, auc.high)]
+    patients = {n: site.patient_of(n) for site in run.sites.values() for k in ("train", "test") for n in site.cases(k)}
+    models = {i: run.replies[i] if surface == "replies" else run.mean for i in run.sites}
+    others = {i: [m for j, m in run.replies.items() if j != i] for i in run.sites}
+    references = others if surface == "replies" else {i: [run.earlier] for i in run.sites}
+    kinds = zip(("loss", "calibrated"), member_scores(run.sites, models, references, patients), strict=True)
+    return {kind: {i: [x.tolist() for x in group] for i, group in groups.items()} for kind, groups in kinds}
 
 
 def score(site, model: dict) -> dict:
     return site.score(site.lift(model), site.cases("test"))
 
 
-def inverted(given: argparse.Namespace, runs: list, surface: str) -> tuple[float | None, float | None]:
-    """Return the error ratios of one step on one patient, and of the change in the last round, as means over seeds."""
+def inverted(given: argparse.Namespace, run: Run, surface: str) -> list[float] | None:
+    """Return the error ratios of one step on one patient, and of the change in the last round."""
     if not given.iterations:
-        return None, None
+        return None
     from polysite import study
     from polysite.training.inversion import Effort, Inverter
     from polysite.training.leaks import invert_patients, invert_reply, mean_scan, smallest_patch
     from polysite.training.network import device_of
 
     effort = Effort(iterations=given.iterations, patients=given.patients)
-    ones, lasts = [], []
-    for run in runs:
-        site = next(iter(run.sites.values()))
-        inverter = Inverter(study.build_module(run.study), site.loss, device_of(given.device))
-        private = run.study.train.private
-        protection = "sum" if surface == "mean" else "noise" if private.on else "none"
-        small = mean_scan(run.sites, smallest_patch(given.patch, run.study.model.divisor))
-        if surface == "mean" and private.on:  # noise alone hides as much already
-            continue
-        found = invert_patients(inverter, run.sites, run.start, small, effort, protection, private, run.seed)
-        ones.append(found.ratio)
-        few = min(run.sites, key=lambda i: (run.sites[i].size, i))
-        whole = mean_scan(run.sites, given.patch)
-        behind = [run.sites[few]] if surface == "replies" else list(run.sites.values())
-        after = run.replies[few] if surface == "replies" else run.mean
-        lasts.append(invert_reply(inverter, behind, run.sent[few], after, whole, effort).ratio)
-    return (float(np.mean(ones)), float(np.mean(lasts))) if ones else (None, None)
+    site = next(iter(run.sites.values()))
+    inverter = Inverter(study.build_module(run.study), site.loss, device_of(given.device))
+    private = run.study.train.private
+    protection = "noise" if private.on else "sum" if surface == "mean" else "none"
+    small = mean_scan(run.sites, smallest_patch(given.patch, run.study.model.divisor))
+    one = invert_patients(inverter, run.sites, run.start, small, effort, protection, private, run.seed)
+    few = min(run.sites, key=lambda i: (run.sites[i].size, i))
+    behind = [run.sites[few]] if surface == "replies" else list(run.sites.values())
+    after = run.replies[few] if surface == "replies" else run.mean
+    last = invert_reply(inverter, behind, run.sent[few], after, mean_scan(run.sites, given.patch), effort)
+    return [one.ratio, last.ratio]
+
+
+def row(lines: list[dict], surface: str) -> dict:
+    """Return a row of the table from the cells of all seeds."""
+    from polysite.training.leaks import membership_of
+
+    def groups(kind: str) -> dict:
+        named = ((f"{c['seed']}/{i}", g) for c in lines for i, g in c["members"][surface][kind].items())
+        return {name: tuple(np.array(scores) for scores in group) for name, group in named}
+
+    images = [c["images"][surface] for c in lines if c["images"]]
+    found = membership_of(groups("loss"), groups("calibrated")).strongest
+    return {
+        "surface": surface,
+        "epsilon": None if lines[0]["epsilon"] is None else float(np.mean([c["epsilon"] for c in lines])),
+        "noise": float(np.mean([c["noise"] for c in lines])),
+        "dice": float(np.mean([c["dice"] for c in lines])),
+        "auc": [found.value, found.low, found.high],
+        "images": np.mean(images, axis=0).tolist() if images else None,
+        "seconds": float(np.mean([sum(c["seconds"].values()) for c in lines])),
+    }
 
 
 def shown(row: dict) -> str:
     left = "every reply" if row["surface"] == "replies" else "the mean alone (secure sums)"
     spent = "–" if row["epsilon"] is None else f"{row['epsilon']:.1f} ({row['noise']:.3g})"
     auc = "{:.2f} ({:.2f}–{:.2f})".format(*row["auc"])
-    ratios = " | ".join("–" if row[k] is None else f"{row[k]:.2f}" for k in ("one_patient", "last_round"))
+    ratios = " | ".join(f"{x:.2f}" for x in row["images"]) if row["images"] else "– | –"
     return f"{left} | {spent} | {row['dice']:.3f} | {auc} | {ratios} | {row['seconds']:.0f}"
 
 

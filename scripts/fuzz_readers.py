@@ -159,6 +159,9 @@ def _run_folders(folder: Path) -> Iterator[Reader]:
         yield Reader(f"run {name}", (examples.get(name, whole), whole), read, kinds.get(name, mutate.JSON))
     needed = from_file(folder / "run-needed" / "checkpoints" / "round-000001.json", _needed)
     yield Reader("versions of memories", (b'{"north": 1, "south": 2}',), needed, mutate.JSON)
+    cost = b'{"north": {"noise": 2.0, "rate": 1.0, "steps": 1, "delta": 1e-05}}'
+    paid = from_file(folder / "paid" / "assessment" / "privacy.json", _paid)
+    yield Reader("cost of an assessment", (cost,), paid, mutate.JSON)
     sound = next((FIXTURES / "phases" / "checkpoints").glob("round-*.safetensors"))
     yield Reader("checkpoint", (sound.read_bytes(),), from_file(folder / "c.safetensors", _checkpoint), mutate.TENSORS,
                  accepts=False)  # fmt: skip
@@ -388,6 +391,10 @@ def _scan(path: Path) -> object:
 
 def _needed(path: Path) -> object:
     return RunFolder(path.parents[1]).needed()
+
+
+def _paid(path: Path) -> object:
+    return RunFolder(path.parents[1]).assessed()
 
 
 def _checkpoint(path: Path) -> object:

@@ -24,6 +24,8 @@ class Host:
     metric: float = 3.0
     fits: tuple[Any, ...] = ()
     asked: list[str] = field(default_factory=list)
+    patients: np.ndarray | None = None  # one for each case by default
+    seed: int = 0  # of the noise
 
     @property
     def size(self):
@@ -35,10 +37,17 @@ class Host:
     def lift(self, params):
         return params
 
+    def noise_rng(self):
+        return np.random.default_rng([self.seed, 99])
+
     def features(self, kind):
         self.asked.append(kind)
         if kind == "embedding":
             return {"embedding": self.embedding, "encoder": np.array(self.encoder)}
+        if kind == "patients":
+            return {"patients": np.arange(self.size) if self.patients is None else self.patients}
+        if kind == "cases":
+            return dict(self.quantities)
         if kind == "absent":
             return {name: values == 0 for name, values in self.quantities.items()}
         return {**self.quantities, "metric": np.full(self.size, self.metric)}
@@ -53,7 +62,7 @@ def host(cases=12, seed=0, brightness=100.0, volume=10.0, look=0.0, channels=8, 
         "volume WT": rng.lognormal(np.log(volume), 0.3, cases),
         "volume ET": np.where(np.arange(cases) < empty, 0.0, rng.lognormal(0, 0.3, cases)),
     }
-    return Host(quantities, rng.normal(look, 1, (cases, 2, channels, 2)))
+    return Host(quantities, rng.normal(look, 1, (cases, 2, channels, 2)), seed=seed)
 
 
 def spread_out():

@@ -72,6 +72,7 @@ def test_what_is_no_release_is_refused(wrong):
         ('train.private.unit = "hospital"\nalgorithm.name = "fedcostwavg"', "does not cover"),
         ('train.private.unit = "patient"\nalgorithm.name = "moon"', "moon sends more of its patients"),
         ('train.private.unit = "patient"\nalgorithm.name = "qfedavg"', "choose fedavg"),
+        ('train.private.unit = "hospital"\nassess.private.epsilon = 1.0', "assess.private protects patients"),
         ('train.private.unit = "patient"\nrun.pooled = true', "leave out train.private"),
         ('train.private.unit = "patient"\n[[then]]\nalgorithm.name = "fine_tune"', "fine_tune sends more"),
     ],

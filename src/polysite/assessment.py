@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
-from polysite import config, evidence
+from polysite import config, evidence, privacy
 from polysite.algorithms.base import Algorithm
 from polysite.config import Study
 from polysite.data.cache import Cache, place
@@ -26,11 +26,12 @@ from polysite.engines.transport import Transport
 from polysite.errors import ConfigError, RunError, nearest
 from polysite.foreign import parse_json
 from polysite.heterogeneity import hidden
-from polysite.heterogeneity.assessment import Assessment, analyse, random_case_angles
-from polysite.heterogeneity.exchange import INTENSITY
+from polysite.heterogeneity.assessment import Assessment, random_case_angles
+from polysite.heterogeneity.bounds import INTENSITY
+from polysite.heterogeneity.noisy import analyse
 from polysite.heterogeneity.verdict import Verdict, judge
 from polysite.models.encoders import ENCODERS, Embedder, Encoder
-from polysite.payload import SiteId
+from polysite.payload import SiteId, natural
 from polysite.report import assess_page
 from polysite.site import AssessedSite, Site
 from polysite.storage import draft_folder, vacant
@@ -62,7 +63,7 @@ def assess(study: Study, out: Path | str | None = None, watch: Watch = Watch()) 
     unseen = any(not splits["train"] and any(splits.values()) for splits in dealt.values())
 
     def extend(found: Assessment) -> Assessment:
-        if not study.assess.projections:
+        if not study.assess.projections or found.noise:
             return found
         hosts = cast(Mapping[SiteId, AssessedSite], engine.sites)
         vectors = {i: study.assess.vectors(hosts[i].features("embedding")["embedding"]) for i in found.sites}
@@ -72,7 +73,8 @@ def assess(study: Study, out: Path | str | None = None, watch: Watch = Watch()) 
 
     sizes = {i: site.size for i, site in engine.sites.items()}
     run = run_assessment(study, engine, sizes, unseen, path, watch, extend)
-    evidence.keep_assessment(study, run.assessment)
+    if not run.assessment.noise:
+        evidence.keep_assessment(study, run.assessment)
     return run
 
 
@@ -117,6 +119,8 @@ def run_assessment(
         extend: Adds results that need single cases, which only a simulation has, and not under secure sums; nothing
             by default.
     """
+    if study.assess.private.on:
+        privacy.require()
     large = sum(size >= study.assess.fewest for size in sizes.values())
     if isinstance(study.assess.take, int) and study.assess.take > max(large - 2, 0):
         raise ConfigError(
@@ -181,6 +185,10 @@ def _publish(
             (draft / "strategies" / name).write_text(text, encoding="utf-8")
         (draft / "assessment.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
         (draft / "distances.csv").write_text(assessment.table(), encoding="utf-8")
+        release = assessment.settings.release
+        if release:  # by site, whether or not its reply could be used
+            paid = {site: asdict(release) for site in natural(assessment.left)}
+            (draft / "privacy.json").write_text(json.dumps(paid, indent=1) + "\n", encoding="utf-8")
         assess_page.write(draft, assessment, verdict, about)
 
 
@@ -219,7 +227,11 @@ def assessed_sites(study: Study, watch: Watch = Watch(), dealt: Mapping[str, Sit
         watch.case(next(done), total, case)
 
     about = source.modality_names, source.label_names, source.dims, source.task == "classification"
-    sites = {s: TorchAssessedSite(s, p, *about, study.prepare, embedder, cache, step) for s, p in chosen.items() if p}
+    sites = {
+        s: TorchAssessedSite(s, p, *about, study.prepare, embedder, cache, step, study.seed)
+        for s, p in chosen.items()
+        if p
+    }
     # the same exchange as in training, with sites that offer less
     algorithm, hosts = cast(Algorithm[Any], study.assess), cast(Mapping[str, Site], sites)
     return Simulator(algorithm, hosts, wire=study.run.wire, secure=study.run.secure)

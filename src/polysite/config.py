@@ -144,6 +144,16 @@ class Study:
     def _check_private(self) -> None:
         """Refuse what the noise of differential privacy does not cover."""
         private, name = self.train.private, name_of(self.algorithm)
+        if private.unit == "hospital" and self.assess.private.on:
+            raise ConfigError(
+                "assess.private protects patients, and train.private.unit = 'hospital' promises noise for hospitals: "
+                "leave one of them out"
+            )
+        if facts(self.algorithm).noisy_sums and private.unit != "patient":
+            raise ConfigError(
+                f"algorithm.noisy adds noise to the sums of {name}, and its training has none: set "
+                "train.private.unit = 'patient'"
+            )
         if not private.on:
             return
         self.train.check_private(self.algorithm, name)

@@ -8,14 +8,16 @@ Differential Privacy, CCS 2016 (DP-SGD); Mironov et al., Renyi Differential Priv
                          every patient to ``clip``, and adds noise N(0, (noise clip)^2) to their sum (``training/``)
     unit = "hospital"    the change of the model that leaves is shortened to ``clip``, and noise N(0, (noise clip)^2) is
                          added (``engines/noise.py``)
+    sums                 statistics of which every patient changes at most 1, with noise N(0, noise^2)
 
 Two data sets are neighbours if one has one unit more. The cost is computed by dp-accounting from Renyi divergences.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil, floor, log10
 from typing import Any, Literal
 
 from polysite.errors import ConfigError, RunError
@@ -82,7 +84,7 @@ def require() -> None:
     try:
         import dp_accounting  # noqa: F401
     except ImportError as problem:
-        raise RunError("train.private needs dp-accounting: pip install 'polysite[private]'") from problem
+        raise RunError("differential privacy needs dp-accounting: pip install 'polysite[private]'") from problem
 
 
 def epsilon(releases: Iterable[Release], delta: float) -> float:
@@ -95,6 +97,31 @@ def epsilon(releases: Iterable[Release], delta: float) -> float:
     for release in releases:
         counted[release.noise, release.rate] += release.steps
     return _epsilon(tuple(sorted((key, steps) for key, steps in counted.items() if steps)), delta)
+
+
+def noise_for(target: float, delta: float) -> float:
+    """Return the least noise, rounded up to four digits, at which one release of sums costs at most this epsilon."""
+    return least_noise(lambda noise: epsilon([Release(noise)], delta), target, 1e-5)
+
+
+def least_noise(cost: Callable[[float], float], target: float, low: float = 0.1) -> float:
+    """Return the least noise from ``low`` to 1000, rounded up to four digits, at which the cost is at most the target.
+
+    Args:
+        cost: Epsilon by noise, which falls.
+        target: The epsilon that is wanted.
+        low: Least noise that is tried.
+    """
+    high = 1000.0
+    if cost(low) <= target:
+        return low
+    if cost(high) > target:
+        raise ConfigError(f"epsilon = {target:g} is so small that no noise up to {high:g} is enough: raise it")
+    while high / low > 1.0005:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if cost(middle) <= target else (middle, high)
+    step = 10.0 ** (floor(log10(high)) - 3)
+    return float(f"{ceil(high / step) * step:.4g}")
 
 
 @lru_cache(maxsize=4096)

@@ -294,6 +294,10 @@ class Site(Protocol):
         """
         ...
 
+    def patient_of(self, case: str) -> str:
+        """Return an identifier of the patient of a case."""
+        ...
+
     def cases(self, split: str) -> Cases:
         """Return the names of the ``train``, ``validation`` or ``test`` cases."""
         ...
@@ -331,5 +335,7 @@ class AssessedSite(Protocol):
         ``absent``: for every quantity whether it is absent (modality not acquired, nothing labelled). ``metadata``:
         every quantity by name, and ``metric``, the number of dimensions if the voxel size is known, else 0.
         ``embedding``: the ``embedding`` (case, modality, channel, component), and the number of its ``encoder``.
+        ``cases``: every quantity by name, each case in the unit of its own voxels. ``patients``: a number for every
+        case, the same for all cases of a patient.
         """
         ...

@@ -18,13 +18,12 @@ from polysite.errors import ConfigError, DataError
 from polysite.heterogeneity import significance
 from polysite.heterogeneity.assessment import (
     TESTED,
-    TITLES,
-    _set_apart,
     _together,
     analyse,
     combined,
     random_case_angles,
     remoteness,
+    set_apart,
 )
 from polysite.heterogeneity.distances import Weights, angle, energy, merged, slices
 from polysite.heterogeneity.exchange import Assess, directions, left
@@ -473,7 +472,7 @@ def test_support_grows_with_the_difference():
         assert (d.low <= d.matrix).all() and (d.matrix <= d.high).all() and (d.low >= 0).all()
         assert d.low[4, :4].min() > d.chance[:4, :4].max() / 2
         assert d.matrix[:4, :4].max() < 1.8 * d.chance[:4, :4].max()  # about what chance makes of equal sites
-    assert found.differ("a", "e") == tuple(TITLES) and found.differ("b", "c") == ()
+    assert found.differ("a", "e") == tuple(found.distances) and found.differ("b", "c") == ()
 
 
 def test_the_table_holds_every_pair():
@@ -502,7 +501,7 @@ def test_directions_are_the_same_everywhere_and_keep_lengths():
     np.testing.assert_array_equal(directions(40, 6), along)
 
 
-def test_a_site_is_set_apart_at_the_level_of_all_tests():
+def test_a_site_isset_apart_at_the_level_of_all_tests():
     """At 0.05 over two kinds of tests of four sites; the farthest first, and then the others without it."""
     apart = np.array([[0.0, 1, 1, 5], [1, 0, 1, 4], [1, 1, 0, 4], [5, 4, 4, 0]])
 
@@ -513,7 +512,7 @@ def test_a_site_is_set_apart_at_the_level_of_all_tests():
             seen.append((i, tuple(others)))
             return p_of[i]
 
-        return *_set_apart(apart, test), seen
+        return *set_apart(apart, test), seen
 
     p, others, seen = asked({0: 0.05 / 8, 1: 1, 2: 1, 3: 0.05 / 8})
     assert p.tolist() == [0.05 / 8, 1, 1, 0.05 / 8]
@@ -532,7 +531,7 @@ def test_a_large_federation_sets_several_sites_apart_at_once(sites, rounds):
         asked.add(frozenset([i, *others]))
         return 1e-9 if i < 6 else 1.0
 
-    p, others = _set_apart(np.abs(np.subtract.outer(place, place)), test)
+    p, others = set_apart(np.abs(np.subtract.outer(place, place)), test)
     assert np.flatnonzero(p < 1).tolist() == list(range(6))
     assert len(asked) == rounds and all(len(others[i]) == sites - 7 for i in range(6, sites))
 
@@ -545,7 +544,7 @@ def test_the_search_in_a_large_federation_ends_after_twenty_rounds():
         rounds.add(len(others))
         return 1e-9 if i > max(others) else 1.0
 
-    p, others = _set_apart(np.abs(np.subtract.outer(place, place)), test)
+    p, others = set_apart(np.abs(np.subtract.outer(place, place)), test)
     assert rounds == set(range(39, 60)) and np.flatnonzero(p < 1).tolist() == list(range(39, 60))
     assert all(len(others[i]) == 39 for i in range(40))
 

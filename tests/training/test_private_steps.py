@@ -186,9 +186,7 @@ def test_a_tilt_is_added_after_the_noise():
 
 
 def test_what_noise_does_not_cover_is_refused():
-    with pytest.raises(ConfigError, match="own loss to all cases"):
-        site().fit(network().start, keep=["c1"])
-    with pytest.raises(ConfigError, match="own loss to all cases"):
+    with pytest.raises(ConfigError, match="covers fits of the task's own loss"):
         site().fit(network().start, budget=Budget(steps=1, minibatch=0))
     module = torch.nn.Sequential(torch.nn.Conv3d(1, 1, 1), torch.nn.BatchNorm3d(1))
     train = replace(TRAIN, private=PRIVATE)
@@ -223,3 +221,18 @@ class Never:
 
     def random(self, count):
         return np.ones(count)
+
+
+def test_cases_that_are_kept_change_neither_draws_nor_cost():
+    """A cluster of patients is drawn from all of them, so that its size does not show; of none, noise alone comes."""
+    patients = {f"p{k}": [f"c{k}"] for k in range(200)}
+    some = {f"c{k}" for k in range(50)}
+    whole, part, none = (Draws(patients, 1, 20, np.random.default_rng(1)) for _ in range(3))
+    drawn = [{n for names in whole.draw() for n in names} for _ in range(1)]
+    assert {n for names in part.draw(some) for n in names} == drawn[0] & some and none.draw(()) == []
+    assert part.rate == whole.rate and part.steps(3) == whole.steps(3)
+    home = site()
+    all_cases, nobody = home.fit(home.start), home.fit(home.start, keep=())
+    assert nobody.release == all_cases.release and nobody.steps == all_cases.steps
+    moved = [np.abs(np.asarray(nobody.params[k]) - np.asarray(home.start[k])).max() for k in home.start]
+    assert max(moved) > 0

@@ -57,6 +57,10 @@ class Facts:
     """All sites use one model, ``model`` of the server's state, which can be averaged over rounds (``averaged``)."""
     only_fits: bool = False
     """What leaves a site follows from fits of the task's own loss to all its cases, and from their number alone."""
+    noisy_sums: bool = False
+    """It adds noise to sums over patients, so that its training must have noise for patients, too."""
+    disjoint_fits: bool = False
+    """No patient is in two fits of a turn, so that these cost under noise as much as one."""
     sums_with: str = ""
     """Setting with which it needs only the sum of the replies; empty if there is none."""
     masks_head: bool = False

@@ -28,6 +28,12 @@ With ``together`` the server needs only sums over the sites, so that they can be
 of all clusters and replies n_ck w_ck of all, zeros where it has no case, with the numbers n_ck. This gives the same
 clusters and models for more bytes. What the server then does not know is which site has cases of which cluster.
 
+With ``noisy.epsilon`` the fit is differentially private (cluster/noisy_mixture.py), and so is the fine-tuning, which
+needs train.private.unit = "patient". Whether a cluster has patients at a site must not show, so every site trains the
+models of all clusters, with the noise, the draws and the divisor of all its patients, and weighs them by its training
+cases: a cluster with few patients moves little. All cases of a patient go to the cluster of the first, so that a
+patient is in one fit, and a round costs as much as one.
+
 The paper takes ten clusters, fitted to training and validation cases with 20 restarts of 100 iterations and seed 6, 50
 rounds, no augmentation (train.augment = "none") and bin_width 0.09 (0.15 for CC359). Several numbers of clusters are
 compared by BIC; the paper chose ten by validation Dice, which takes a run for each.
@@ -43,12 +49,15 @@ import numpy as np
 
 from polysite import tree
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
-from polysite.cluster import federated_mixture
+from polysite.cluster import federated_mixture, noisy_mixture
 from polysite.cluster.mixture import CaseClusters, Mixture, Settings
+from polysite.cluster.noisy_mixture import NoisyClusters
 from polysite.cluster.pooled_mixture import pooled
 from polysite.cluster.remarks import remarks, sites_index
 from polysite.errors import ConfigError, DataError
 from polysite.payload import Payload, SiteId, mean, plain
+from polysite.privacy import Release
+from polysite.radiomics.formulas import NAMES
 from polysite.site import Budget, Cases, Site
 from polysite.tree import Tree
 
@@ -63,7 +72,7 @@ class State:
     """State of the server."""
 
     start: Tree
-    fit: federated_mixture.State | None = None  # while clusters are fitted from sums
+    fit: federated_mixture.State | noisy_mixture.State | None = None  # while clusters are fitted from sums
     mixture: Mapping[str, Any] | None = None  # arrays of the clusters, once fitted
     kept: float = 1.0  # share of the variance that the principal components keep
     agreement: float = 1.0  # adjusted Rand index of the best restarts of the mixture
@@ -108,6 +117,7 @@ class Cfft:
         choose: Serve the best model of every cluster by its validation cases (the paper); false: the last one.
         together: Send all sites the models of all clusters, so that the server needs only sums over the sites, as with
             run.secure; not with fit = "pooled" or a ``fewest`` above 1.
+        noisy: Differential privacy of the clusters; with together = true, one number of components and least = 1.
     """
 
     components: tuple[int, ...] = (10,)
@@ -127,6 +137,7 @@ class Cfft:
     steps: int | None = None
     choose: bool = True
     together: bool = False
+    noisy: NoisyClusters = NoisyClusters()
 
     reply: ClassVar[Mapping[str, Kind]] = {
         "sums?": "statistics",  # sums of features
@@ -151,6 +162,15 @@ class Cfft:
                 "together = true needs only sums over the sites, so nothing is pooled or withheld: leave out fit = "
                 "'pooled' and fewest"
             )
+        if self.noisy.on and (not self.together or len(set(self.components)) > 1 or self.least > 1):
+            raise ConfigError(
+                "noisy.epsilon needs together = true, one number of components and least = 1: what else depends on the "
+                "patients of a cluster would leave without noise"
+            )
+
+    def release_of(self, got: Payload) -> Release | None:
+        """What the statistics that a payload asks for cost under noise; None if there are none, or no noise."""
+        return self.noisy.release if self.noisy.on and "sums" in got else None
 
     @property
     def needs(self) -> Literal["sum", "each"]:
@@ -160,6 +180,7 @@ class Cfft:
     def facts(self) -> Facts:
         """Facts for configurations and policies: it continues from a model, ends a study and sends sums of scores."""
         fit = FIT + self.iterations if self.fit == "federated" else 1
+        fit = self.noisy.exchanges if self.noisy.on else fit
         return Facts(
             needs_model=True,
             ends_study=True,
@@ -168,6 +189,9 @@ class Cfft:
             sends_scores=True,
             exchanges=fit + 1 + self.rounds + 1,  # fit of the clusters, their announcement, tuning, the last scores
             masks_head=True,
+            only_fits=self.noisy.on,
+            noisy_sums=self.noisy.on,
+            disjoint_fits=self.noisy.on,
             sums_with="algorithm.together = true",
         )
 
@@ -187,7 +211,7 @@ class Cfft:
 
     def small_sums(self, fewest: int) -> str:
         """Return which sums over fewer than ``fewest`` cases leave a site, and the setting that prevents it."""
-        if self.fit == "pooled" or max(self.fewest, 1) >= fewest:
+        if self.fit == "pooled" or self.noisy.on or max(self.fewest, 1) >= fewest:
             return ""
         return (
             "cfft sums the features of the cases of every cluster, and a cluster may have a single case here (the "
@@ -196,7 +220,7 @@ class Cfft:
 
     def small_models(self, fewest: int) -> str:
         """Return which models of fewer than ``fewest`` cases leave a site, and the setting that prevents it."""
-        if self.least >= fewest:
+        if self.least >= fewest or self.noisy.on:
             return ""
         return (
             "cfft trains a model of every cluster, and a cluster may have a single case here (with algorithm.least = "
@@ -226,11 +250,17 @@ class Cfft:
         )  # fmt: skip
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        if self.noisy.on:
+            return State(params, noisy_mixture.begin(self.noisy, self.components[0], NAMES, self.seed))
         return State(params, federated_mixture.begin(self.settings) if self.fit == "federated" else None)
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         if state.mixture is None:
-            asked = {"sums": federated_mixture.ask(_plainly(state.fit))} if state.fit else {"features": {}}
+            asked: dict[str, Any] = {"features": {}}
+            if isinstance(state.fit, noisy_mixture.State):
+                asked = {"sums": noisy_mixture.ask(_plainly(state.fit))}
+            elif state.fit:
+                asked = {"sums": federated_mixture.ask(_plainly(state.fit))}
             return {i: Payload(**asked) for i in cohort}
         if self.together:
             task = self._task(state, ALL) if ALL in state.train else Payload()
@@ -250,13 +280,16 @@ class Cfft:
             return Payload(features={"cases": self._vectors(site)}), memory
         if "sums" in got:
             asked = {k: plain(v) for k, v in got["sums"].items()}
+            if self.noisy.on:
+                patients = [site.patient_of(name) for split in self.splits for name in site.cases(split)]
+                return Payload(sums=noisy_mixture.answer(asked, self._vectors(site), patients)), memory
             return Payload(sums=federated_mixture.answer(asked, self._vectors(site), self.fewest)), memory
         if "mixture" in got and "round" in got:
             return self._products(got, site), memory
         if "mixture" in got:
             known = Payload(mixture=got["mixture"])
             train, judge = self._trained(known, site), self._members(known, site, site.cases("validation"))
-            sizes = {"train": _sizes(train), "judge": _sizes(judge)}
+            sizes = {"train": self._told(got, site, train), "judge": _sizes(judge)}
             if self.together:
                 return Payload(**_counted(**{word: _of_all(got, counts) for word, counts in sizes.items()})), memory
             return Payload(**_counted(**sizes)), known
@@ -280,7 +313,8 @@ class Cfft:
     def objections(self, state: State, replies: Mapping[SiteId, Payload]) -> Mapping[SiteId, str]:
         """Return the sites with impossible numbers: not asked for, unlike those of other sites, or scores above one."""
         if state.mixture is None:
-            return _unlike(replies, "sums" if state.fit else "features")
+            noisy = isinstance(state.fit, noisy_mixture.State)  # sums under noise may be below zero
+            return {} if noisy else _unlike(replies, "sums" if state.fit else "features")
         clusters = {f"{c}" for c in range(len(state.mixture["weights"]))}
         if self.together:
             return _odd_counts(state, replies, clusters)
@@ -320,6 +354,8 @@ class Cfft:
         return state.judged > self.rounds
 
     def diagnostics(self, state: State) -> Mapping[str, float]:
+        if self.noisy.on:  # numbers of cases are not known
+            return {"exchanges of the fit": state.fit.exchanges} if state.fit else {}
         sizes = [fsum(counts.get(c, 0.0) for counts in state.train.values()) for c in state.models]
         clusters: dict[str, float] = {}
         if sizes:
@@ -332,6 +368,13 @@ class Cfft:
         """Return remarks on the clusters; none before the sites have counted their cases."""
         if state.mixture is None or not state.train:
             return ()
+        if self.noisy.on:
+            about = ", ".join(f"{w * state.fitted:.0f}" for w in state.mixture["weights"])
+            doubt = self.noisy.release.noise * 3**0.5
+            return (
+                f"clusters were fitted under noise for epsilon = {self.noisy.epsilon:g}: about {about} patients each, "
+                f"with a standard error of {doubt:.1f} or more",
+            )
         fewest = self.fewest if self.fit == "federated" else 0
         return remarks(state.train, len(state.mixture["weights"]), state.agreement, fewest)
 
@@ -351,7 +394,24 @@ class Cfft:
     def _trained(self, known: Payload, site: Site) -> dict[str, Cases]:
         """Return the training cases of every cluster with at least ``least`` of them at this site."""
         members = self._members(known, site, site.cases("train"))
+        if self.noisy.on:
+            return self._patients(members, len(known["mixture"]["weights"]), site)
         return {c: cases for c, cases in members.items() if len(cases) >= self.least}
+
+    def _patients(self, members: Mapping[str, Cases], clusters: int, site: Site) -> dict[str, Cases]:
+        """Return the training cases of all clusters; those of a patient go to the cluster of the first case."""
+        cluster = {case: c for c, cases in members.items() for case in cases}
+        first: dict[str, str] = {}
+        for case in sorted(site.cases("train")):
+            first.setdefault(site.patient_of(case), cluster[case])
+        whole = {f"{c}": () for c in range(clusters)}
+        return {c: tuple(n for n in site.cases("train") if first[site.patient_of(n)] == c) for c in whole}
+
+    def _told(self, got: Payload, site: Site, train: Mapping[str, Cases]) -> Counts:
+        """Return the weights of a site in the clusters: its cases in each or, under noise, all its training cases."""
+        if not self.noisy.on:
+            return _sizes(train)
+        return {f"{c}": float(site.size) for c in range(len(got["mixture"]["weights"]))}
 
     def _task(self, state: State, site: SiteId) -> Payload:
         """Return the models that a site trains or scores, and the clusters that it scores on all validation cases."""
@@ -382,7 +442,7 @@ class Cfft:
     def _products(self, got: Payload, site: Site) -> Payload:
         """Return n_ck w_ck of all clusters, zeros without cases, with n_ck, scores, and 1 for the site."""
         tuned = self._tuned(got, got, site)
-        train, counts = _sizes(self._trained(got, site)), _counts(tuned)
+        train, counts = self._told(got, site, self._trained(got, site)), _counts(tuned)
         words = {word: _of_all(got, _named(counts, word)) for word in ("judge", "score")}
         words |= {"train": _of_all(got, train), "site": {"*": 1.0}}
         models = {} if "last" in got else {name: got[name] for name in got if name.startswith("cluster_")}
@@ -425,6 +485,9 @@ class Cfft:
             rows = [plain(replies[i]["features"]["cases"]) for i in sorted(replies)]
             return _fitted(state, pooled(np.concatenate(rows), self.settings))
         sums = {i: {k: plain(v) for k, v in p["sums"].items()} for i, p in replies.items()}
+        if isinstance(state.fit, noisy_mixture.State):
+            noisy = noisy_mixture.learn(_plainly(state.fit), [sums[i] for i in sorted(sums)])
+            return _fitted(replace(state, fit=replace(noisy, mixture=None)), noisy)
         fit = federated_mixture.learn(_plainly(state.fit), sums)
         return _fitted(replace(state, fit=replace(fit, mixture=None)), fit)
 
@@ -445,9 +508,9 @@ def _with_models(state: State) -> State:
     return replace(state, models={**state.models, **more}, best={**state.best, **more})
 
 
-def _fitted(state: State, fit: federated_mixture.State) -> State:
+def _fitted(state: State, fit: federated_mixture.State | noisy_mixture.State) -> State:
     """Return the state with the clusters of a fit, if it is finished."""
-    mixture = federated_mixture.done(fit)
+    mixture = fit.mixture
     if mixture is None:
         return state
     return replace(state, mixture=mixture.arrays(), kept=fit.kept, agreement=fit.agreement, fitted=fit.cases)

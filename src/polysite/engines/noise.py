@@ -1,10 +1,15 @@
-"""Noise on what leaves a hospital: a change of the model that is shortened and under Gaussian noise. An outgoing step.
+"""Noise on what leaves a hospital: on the change of a model, and on sums over its patients. Two outgoing steps.
 
     reply = base + min(1, clip / |change|) change + N(0, (noise clip)^2),    change = model - base
 
 ``base`` is the model that the site received. One hospital more or less changes the released change by at most ``clip``,
 so a round is one release of the Gaussian mechanism; ``polysite.privacy`` adds up rounds. The number of cases, by which
 replies are weighed, is taken for public.
+
+Sums (``SumNoise``) are bounded where they are made: all statistics of a reply together change by at most 1 in length
+with one patient more or less. Where replies are added up in secret, no part of a sum is seen by itself, and the sites
+share the noise: of at least m sites in a sum, each adds N(0, noise^2 / (m - 1)), so that the sum has all of the noise
+even to a hospital that knows its own part.
 """
 
 from collections.abc import Mapping
@@ -15,6 +20,7 @@ import numpy as np
 
 from polysite import tree
 from polysite.algorithms.base import Kind
+from polysite.engines.secure.member import Session
 from polysite.errors import ConfigError, PayloadError
 from polysite.payload import Payload, plain
 from polysite.privacy import Private, Release
@@ -69,8 +75,51 @@ class HospitalNoise:
         return reply
 
 
-def hospital_noise(algorithm: Any, private: Private, site: Any) -> tuple[HospitalNoise, ...]:
-    """Return the step that a site's turn needs, if a hospital is the unit and anything leaves it."""
+@dataclass(frozen=True)
+class SumNoise:
+    """Add noise to the statistics of a reply, whatever their fields; sums of which a patient changes at most 1.
+
+    Args:
+        release: Noise, and what it costs.
+        rng: Source of the noise; at a hospital it is secret.
+        sharers: Sites that share the noise; 1 for a reply that is seen by itself.
+    """
+
+    release: Release
+    rng: np.random.Generator
+    sharers: int = 1
+    reveals: Literal["each"] = "each"
+
+    def apply(self, kinds: Mapping[str, Kind], got: Payload, reply: Payload) -> Payload:
+        """Return the reply with noise on every statistic."""
+        spread = self.release.noise / np.sqrt(self.sharers)
+        noisy: dict[str, Any] = {}
+        for name in sorted(name for name in reply if kinds.get(name) == "statistics"):
+            sums = {k: plain(reply[name][k]).astype(np.float64) for k in sorted(reply[name])}
+            noisy[name] = {k: x + spread * self.rng.standard_normal(x.shape) for k, x in sums.items()}
+        return Payload(**{**reply, **noisy})
+
+    def restore(self, kinds: Mapping[str, Kind], sent: Payload, reply: Payload) -> Payload:
+        """Return the reply as it is: noise stays."""
+        return reply
+
+
+def noise_steps(
+    algorithm: Any, private: Private, site: Any, got: Payload = Payload(), session: Session | None = None
+) -> tuple[HospitalNoise | SumNoise, ...]:
+    """Return the steps that a site's turn needs: noise on sums, or on the change of a model.
+
+    Args:
+        algorithm: The algorithm.
+        private: Differential privacy of training.
+        site: The site.
+        got: What the site received.
+        session: The secure sum in which the reply is masked, if there is one.
+    """
+    release = algorithm.release_of(got) if hasattr(algorithm, "release_of") else None
+    if release is not None:
+        shared = session is not None and algorithm.needs == "sum"
+        return (SumNoise(release, site.noise_rng(), session.fewest_answers - 1 if session and shared else 1),)
     if private.unit != "hospital" or not algorithm.reply:
         return ()
     return (HospitalNoise(private, site.noise_rng()),)

@@ -68,10 +68,10 @@ class Models:
 
 
 class Spent:
-    """What the rounds of a study cost every site under differential privacy, from the records of earlier rounds on."""
+    """What a study costs every site under differential privacy: its assessment, and its rounds, earlier ones too."""
 
-    def __init__(self, records: Iterable[RoundRecord] = ()):
-        self._releases: dict[SiteId, list[Release]] = {}
+    def __init__(self, records: Iterable[RoundRecord] = (), assessed: Mapping[SiteId, Release] = MappingProxyType({})):
+        self._releases: dict[SiteId, list[Release]] = {i: [release] for i, release in assessed.items()}
         for record in records:
             self._note(record)
 
@@ -82,7 +82,7 @@ class Spent:
     def add(self, record: RoundRecord) -> RoundRecord:
         """Return the record of a round with the epsilon of every site so far, and log it."""
         self._note(record)
-        cost = {i: epsilon(all, all[0].delta) for i in record.sites if (all := self._releases[i])}
+        cost = {i: epsilon(all, all[-1].delta) for i in record.sites if (all := self._releases[i])}
         if cost:
             listed = ", ".join(f"{i} {value:.2f}" for i, value in sorted(cost.items()))
             log.info("round %d: epsilon spent so far: %s", record.round + 1, listed)
@@ -162,7 +162,7 @@ def _train(
     if at and until is not None and at.round + 1 >= until:
         raise Paused
     resume, at, slow = at, at or Progress(-1, None, {}), False
-    spent = Spent(folder.records())
+    spent = Spent(folder.records(), folder.assessed())
     rounds = run_rounds(phase.algorithm, transport, params, plan, seed, resume=resume, watch=watch, keep_replies=False)
     for r in rounds:
         record = r.record(at.phase, handed if r.index == at.first else {}, plan.pooled)

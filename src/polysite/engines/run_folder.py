@@ -47,6 +47,7 @@ from polysite.errors import RunError
 from polysite.foreign import parse_json
 from polysite.locks import held
 from polysite.payload import plain
+from polysite.privacy import Release
 from polysite.storage import draft_folder, link_file, write_file
 from polysite.tree import Tree
 
@@ -263,6 +264,16 @@ class RunFolder:
             return []
         round = _round(path)
         return [twin for twin in (self.best(round), self.own(round), self.round(round)) if twin != path]
+
+    def assessed(self) -> dict[str, Release]:
+        """Return what the assessment of this study cost every site under noise; nothing without one."""
+        file = self.path / "assessment" / "privacy.json"
+        if not file.exists():
+            return {}
+        try:
+            return {str(site): Release(**cost) for site, cost in parse_json(file.read_bytes()).items()}
+        except (OSError, ValueError, TypeError, AttributeError) as problem:
+            raise RunError(f"{file} cannot be read: {problem}; restore it from a backup") from problem
 
     def needed(self) -> dict[str, set[int]]:
         """Return the versions of memories kept elsewhere that a checkpoint continues from."""

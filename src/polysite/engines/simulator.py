@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from polysite.algorithms.base import Algorithm
 from polysite.engines.memory_store import Memories, MemoryStore, Stored, to_host
-from polysite.engines.noise import hospital_noise
+from polysite.engines.noise import noise_steps
 from polysite.engines.record import Incident, incident
 from polysite.engines.secure.member import MaskStep, Session, open_session, take_step
 from polysite.engines.secure.sealed import analysed, protecting
@@ -79,7 +79,7 @@ class Simulator:
         got, memory = self._carry(payload).each(site.lift), self._recall(name, site)
         known = self._sessions.get(name)
         masks = (protecting(self.algorithm, known, self.secure.fraction),) if known else ()
-        noise = hospital_noise(self.algorithm, self.private, site)
+        noise = noise_steps(self.algorithm, self.private, site, got, known)
         turn = take_turn(self.algorithm, got, memory, site, (*noise, *self.outgoing, *masks))
         self._new[name] = self._store.put(turn.memory)
         reply = self._carry(turn.reply)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from polysite.algorithms.base import Algorithm, Kind
+from polysite.algorithms.base import Algorithm, Kind, facts
 from polysite.engines.reply_checks import kinds_of
 from polysite.errors import ConfigError
 from polysite.payload import Payload
@@ -55,11 +55,14 @@ class Turn:
     """Kind of every field of the reply that the algorithm announces."""
     steps: tuple[OutgoingStep, ...] = ()
     """The outgoing steps that were applied."""
+    disjoint: bool = False
+    """No patient is in two of the fits."""
 
     @property
     def releases(self) -> tuple[Release, ...]:
         """What the turn cost under differential privacy: noise in fits, or on the reply."""
-        found = (*(fit.release for fit in self.fits), *(getattr(step, "release", None) for step in self.steps))
+        fits = dict.fromkeys(f.release for f in self.fits) if self.disjoint else [f.release for f in self.fits]
+        found = (*fits, *(getattr(step, "release", None) for step in self.steps))
         return tuple(release for release in found if release is not None)
 
 
@@ -79,7 +82,7 @@ def take_turn(
     kinds = kinds_of(algorithm.reply, got, reply)
     for step in steps:
         reply = step.apply(kinds, got, reply)
-    return Turn(reply, memory, tuple(site.fits), seconds, kinds, tuple(steps))
+    return Turn(reply, memory, tuple(site.fits), seconds, kinds, tuple(steps), facts(algorithm).disjoint_fits)
 
 
 def restore_reply(

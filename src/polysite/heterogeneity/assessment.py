@@ -25,15 +25,17 @@ import numpy as np
 from polysite.cluster import distance as cluster
 from polysite.errors import DataError
 from polysite.heterogeneity import significance
+from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.distances import SQUARES, Values, angle, earth_movers, earth_movers_of, slices
-from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME, Assess, component, left, odd
+from polysite.heterogeneity.exchange import Assess, component, left, odd
 from polysite.metrics.statistics import holm
 from polysite.payload import Payload, SiteId, natural
 from polysite.spreadsheets import Writer
 
 Groups = tuple[tuple[SiteId, ...], ...]
 LEVEL = 0.05  # familywise error rate of all tests
-TESTED = ("emd", "energy")  # distances of the test that a site differs: metadata and embeddings
+METADATA = ("emd", "shift")  # distances of metadata; the second one under noise
+TESTED = (*METADATA, "energy", "centre")  # distances of the test that a site differs: metadata and embeddings
 MAX_PERMUTATIONS = 50_000  # of a test
 MANY = 10  # sites; with more, only the distances in TESTED get tests with many permutations
 MAX_VALUES = 256  # of the list that represents several sites
@@ -51,6 +53,8 @@ TITLES = {
     "energy": "energy distance of the embeddings",
     "mmd": "maximum mean discrepancy of the embeddings",
     "frechet": "Fréchet distance of the embeddings",
+    "shift": "shift of the means of the metadata",
+    "centre": "distance of the mean embeddings under noise",
 }
 
 
@@ -95,11 +99,22 @@ class Distance:
     clusters: Groups  # around the outlier, as in the paper
     linked: Groups  # by average linkage
     silhouette: float  # of the latter
+    error: Values | None = None  # standard error that noise adds; None without noise
 
     @property
     def title(self) -> str:
         """Name of the distance for a report."""
         return TITLES[self.name]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Differential privacy of an assessment: its cost for every patient, and its noise."""
+
+    epsilon: float
+    delta: float
+    noise: float  # deviation, as a multiple of what one patient can change in all sums
+    hidden: tuple[str, ...] = ()  # quantities whose deviation over all patients noise hides
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +135,12 @@ class Assessment:
     encoder: str  # description; empty without embeddings
     alternatives: Mapping[str, Mapping[str, SiteId]]  # distance -> setting -> the outlier if that alone were changed
     case_angles: Mapping[str, Values] = field(default_factory=dict)  # as ``angles``, of random cases; in a simulation
+    noise: Noise | None = None  # under differential privacy
+
+    @property
+    def metadata(self) -> Distance:
+        """The distance of the metadata."""
+        return next(self.distances[name] for name in METADATA if name in self.distances)
 
     def largest(self, *kinds: str) -> Quantity | None:
         """Return the quantity of these kinds with the largest mean distance: f_I or f_L."""
@@ -140,13 +161,18 @@ class Assessment:
         return quantity.alone[site] * tests <= LEVEL
 
     def unable(self, level: float = LEVEL) -> tuple[tuple[SiteId, SiteId], ...]:
-        """Return the pairs with too few cases for any test to be significant."""
+        """Return the pairs with too few cases for any test to be significant; none under noise, which has no such
+        limit."""
+        if self.noise:
+            return ()
         pairs = list(combinations(self.sites, 2))
         size = {s: min(self.cases[s], self.settings.levels) for s in self.sites}
         return tuple((a, b) for a, b in pairs if significance.least_p(size[a], size[b]) * len(pairs) > level)
 
     def untestable(self, level: float = LEVEL) -> tuple[SiteId, ...]:
         """Return the sites that no test could tell from all others, because of the numbers of cases or permutations."""
+        if self.noise:
+            return ()
         kinds = sum(name in self.distances for name in TESTED)
         size = {s: min(self.cases[s], self.settings.levels) for s in self.sites}
         finest = 1 / (self.settings.permutations + 1)
@@ -157,7 +183,7 @@ class Assessment:
     def limits(self) -> tuple[str, ...]:
         """Sentences on what was limited because the federation is large; none for up to ``LARGE`` hospitals."""
         count = len(self.sites)
-        if count <= LARGE:
+        if count <= LARGE or self.noise:
             return ()
         pairs = (
             f"with more than {LARGE} hospitals, the {FINE} most distant pairs by Earth Mover's and energy distance "
@@ -171,10 +197,12 @@ class Assessment:
         """Return a CSV with a line for every distance and pair."""
         text = io.StringIO()
         lines = Writer(text)
-        lines.writerow(["distance", "site", "other", "value", "low", "high", "chance", "p", "p_holm"])
+        noise = ["noise"] if self.noise else []
+        lines.writerow(["distance", "site", "other", "value", "low", "high", "chance", "p", "p_holm", *noise])
         for d in self.distances.values():
             for (i, one), (j, other) in combinations(enumerate(self.sites), 2):
-                numbers = (float(x[i, j]) for x in (d.matrix, d.low, d.high, d.chance, d.p, d.adjusted))
+                columns = (d.matrix, d.low, d.high, d.chance, d.p, d.adjusted, *([] if d.error is None else [d.error]))
+                numbers = (float(x[i, j]) for x in columns)
                 lines.writerow([d.name, one, other, *(f"{x:.6g}" for x in numbers)])
         return text.getvalue()
 
@@ -203,7 +231,7 @@ def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = 
         sites=sites,
         cases={i: int(r["cases"]) for i, r in replies.items()},
         quantities=quantities,
-        distances={n: _distance(n, sites, settings, found) for n, found in {"emd": metadata, **embeddings}.items()},
+        distances={n: distance_of(n, sites, settings, found) for n, found in {"emd": metadata, **embeddings}.items()},
         angles=_angles(heard) if settings.projections else {},
         alignment={i: dict(r["angles"]) for i, r in heard.items()} if settings.projections else {},
         left={i: (r.nbytes, "what was refused" if i in refused else left(r)) for i, r in replies.items()},
@@ -230,6 +258,7 @@ class Tested:
     chance: Values
     alone: Values  # (site,)
     others: Sequence[Sequence[int]] = ()  # sites that each was tested against
+    error: Values | None = None  # standard error that noise adds, (site, site)
 
     @classmethod
     def empty(cls, sites: int, draws: int) -> "Tested":
@@ -316,7 +345,7 @@ def _metadata(
         alone[:, i] = significance.permuted(laws[i], rest, only, widths, draws)["emd"][0]
         return float(significance.simes(alone[:, i]))
 
-    apart, others = _set_apart(distance, test)
+    apart, others = set_apart(distance, test)
     metric = next(iter(heard.values()))["metric"]
     quantities = {}
     for k, n in enumerate(names):
@@ -363,7 +392,7 @@ def combined(matrices: Mapping[str, Values], combine: str = "max") -> tuple[list
     return chosen, np.mean([matrices[n] for n in chosen], axis=0)
 
 
-def _set_apart(matrix: Values, test: Callable[[int, Sequence[int]], float]) -> tuple[Values, list[list[int]]]:
+def set_apart(matrix: Values, test: Callable[[int, Sequence[int]], float]) -> tuple[Values, list[list[int]]]:
     """Return, for every site, the p-value of its difference from the other sites pooled, and the list of these sites.
 
     A distant site makes every other site differ from "the others". So the most distant of the differing sites is set
@@ -463,11 +492,12 @@ def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mappin
         p, _ = significance.permuted(laws[i], _together(laws, cases, others), only, widths, draws)["energy"]
         return float(significance.simes(p))
 
-    alone, others = _set_apart(energy.matrix, test)
+    alone, others = set_apart(energy.matrix, test)
     return {**found, "energy": replace(energy, alone=alone, others=others)}
 
 
-def _distance(name: str, sites: Sequence[SiteId], settings: Assess, found: Tested) -> Distance:
+def distance_of(name: str, sites: Sequence[SiteId], settings: Assess, found: Tested) -> Distance:
+    """Return a distance with its outlier and clusters."""
     matrix, p = found.matrix, found.p
     low, high = significance.interval(matrix, found.upper, p)
     upper = np.triu_indices(len(sites), 1)
@@ -493,6 +523,7 @@ def _distance(name: str, sites: Sequence[SiteId], settings: Assess, found: Teste
         clusters=_names(sites, cluster.around_outlier(matrix, settings.take)),
         linked=_names(sites, groups),
         silhouette=silhouette,
+        error=found.error,
     )
 
 

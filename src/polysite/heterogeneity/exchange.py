@@ -11,6 +11,8 @@ Paper: Alekseenko et al., Distance-aware non-IID federated learning, MIDL 2024, 
 The paper sends the numbers of every case. Here each list is sorted by itself, so that the numbers of one case cannot be
 linked, and a site with fewer than ``fewest`` cases sends only their number. The paper averages modalities
 (``modalities = "mean"``); side by side they distinguish scanners more often, as docs/assess.md shows.
+
+With ``private.epsilon`` sums of bounded numbers leave instead, under noise (``bounds.py``).
 """
 
 from collections import Counter
@@ -22,12 +24,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from polysite.errors import ConfigError
+from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME, PrivateSums, bounded_sums
 from polysite.heterogeneity.distances import Values, angle, slices
 from polysite.payload import Payload, SiteId, natural
+from polysite.privacy import Release
 from polysite.site import AssessedSite, Cases
 from polysite.tree import Tree
 
-INTENSITY, VOLUME, CLASS = "intensity", "volume", "class"  # prefixes of the names of quantities
 MAX_PROJECTIONS = 128
 
 
@@ -60,6 +63,7 @@ class Assess:
         permutations: Permutations of a test with a small p, at least 99; up to 50 000 for many pairs. Other tests have
             1000.
         resamples: Resamples of every bootstrap interval, at least 100.
+        private: Differential privacy for every patient described: bounded sums under noise instead of lists.
     """
 
     cases: Literal["train", "all"] = "train"
@@ -74,6 +78,7 @@ class Assess:
     take: Literal["least", "literal"] | int = "least"
     permutations: int = 9999
     resamples: int = 300
+    private: PrivateSums = PrivateSums()
 
     needs: ClassVar[Literal["sum", "each"]] = "each"
     plain_sgd: ClassVar[bool] = False
@@ -97,11 +102,22 @@ class Assess:
     def reply(self) -> Mapping[str, Literal["statistics", "number"]]:
         """Kind of every field of a reply."""
         plain: dict[str, Literal["statistics", "number"]]
+        if self.private.on:
+            return {"cases": "number", "patients": "number", "encoder": "number", "sums": "statistics"}
         plain = {"cases": "number", "metric": "number", "unlabelled": "number"}
         plain |= {"quantiles": "statistics", "absent": "statistics"}
         if self.projections:
             plain |= {"encoder": "number", "mean": "statistics", "directions": "statistics", "angles": "statistics"}
         return plain
+
+    @property
+    def release(self) -> Release | None:
+        """What the statistics of a reply cost under noise; None if they leave without it."""
+        return self.private.release
+
+    def release_of(self, got: Payload) -> Release | None:
+        """What the statistics that a payload asks for cost under noise; None without noise."""
+        return self.release
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         """Return the state before the exchange."""
@@ -116,6 +132,8 @@ class Assess:
         if site.size < self.fewest:
             nothing: dict[str, Tree | float] = {f: {} if k == "statistics" else 0.0 for f, k in self.reply.items()}
             return Payload(**{**nothing, "cases": site.size}), memory
+        if self.private.on:
+            return self._bounded(site), memory
         quantities, absent = dict(site.features("metadata")), site.features("absent")
         metric = float(quantities.pop("metric").min())
         labels = [absent[name] for name in quantities if not name.startswith(INTENSITY)]
@@ -129,6 +147,17 @@ class Assess:
         if self.projections:
             reply |= self._embedding(site)
         return Payload(**reply), memory
+
+    def _bounded(self, site: AssessedSite) -> Payload:
+        """Return bounded sums, before noise."""
+        patients, encoder, vectors = site.features("patients")["patients"], 0.0, None
+        if self.projections:
+            features = site.features("embedding")
+            encoder, vectors = float(features["encoder"].item()), self.vectors(features["embedding"])
+            vectors = vectors.reshape(len(vectors), -1)
+        quantities, absent = site.features("cases"), site.features("absent")
+        sums = bounded_sums(self.private, quantities, absent, patients, vectors)
+        return Payload(cases=site.size, patients=len(np.unique(patients)), encoder=encoder, sums=sums)
 
     def _embedding(self, site: AssessedSite) -> dict[str, Tree | float]:
         features = site.features("embedding")
@@ -238,6 +267,9 @@ def left(reply: Payload) -> str:
     'the number of its cases; 256 quantiles of 2 quantities; counts of what is absent; if voxel sizes are known'
     """
     contents = ["the number of its cases"]
+    if reply.get("sums"):
+        count = sum(v.size for v in reply["sums"].values())
+        contents += ["the number of its patients", f"{count} sums of bounded numbers under noise", "the encoder"]
     if reply.get("quantiles"):
         lists = reply["quantiles"]
         count = len(next(iter(lists.values())))

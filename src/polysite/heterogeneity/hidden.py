@@ -16,8 +16,9 @@ import numpy as np
 
 from polysite.errors import DataError
 from polysite.foreign import parse_json
-from polysite.heterogeneity.assessment import Assessment, Distance, Quantity, analyse
+from polysite.heterogeneity.assessment import Assessment, Distance, Noise, Quantity
 from polysite.heterogeneity.exchange import Assess
+from polysite.heterogeneity.noisy import analyse
 from polysite.heterogeneity.verdict import Verdict, judge
 from polysite.payload import Payload, SiteId
 
@@ -65,9 +66,15 @@ def read(content: bytes, settings: Assess, asked: Sequence[SiteId]) -> tuple[Ass
             alternatives={
                 str(n): {str(k): str(i) for k, i in each.items()} for n, each in plain["alternatives"].items()
             },
+            noise=_noise(plain["noise"]) if plain.get("noise") else None,
         ), verdict
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as problem:
         raise DataError(f"the comparison of the hospitals cannot be read: {problem!r:.200}") from problem
+
+
+def _noise(plain: Mapping[str, Any]) -> Noise:
+    hidden = tuple(str(name)[:200] for name in plain["hidden"])
+    return Noise(float(plain["epsilon"]), float(plain["delta"]), float(plain["noise"]), hidden)
 
 
 def _quantity(name: str, plain: Mapping[str, Any], sites: Sequence[SiteId]) -> Quantity:
@@ -88,12 +95,13 @@ def _distance(name: str, plain: Mapping[str, Any], sites: Sequence[SiteId]) -> D
             raise ValueError("a group has other hospitals")
         return found
 
-    named = {"name", "outlier", "silhouette", "clusters", "linked", "against", *ARRAYS}
+    named = {"name", "outlier", "silhouette", "clusters", "linked", "against", "error", *ARRAYS}
     numbers = [f.name for f in fields(Distance) if f.name not in named]
     outlier = str(plain["outlier"])
     if outlier not in sites:
         raise ValueError("the most distant hospital is another one")
     rest: dict[str, Any] = {k: _matrix(plain[k], len(sites)) for k in ARRAYS}
+    rest["error"] = None if plain.get("error") is None else _matrix(plain["error"], len(sites))
     rest |= {k: {i: float(x) for i, x in plain[k].items() if i in sites} for k in numbers}
     return Distance(
         name=name,

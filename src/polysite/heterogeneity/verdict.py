@@ -7,7 +7,7 @@ The rules, one function each:
     brightness  intensities of a site that are 1.5 times higher or lower than elsewhere
     images      embeddings of a site that differ from those of all others together
     sizes       a site with four times as many cases as another
-    thin        sites and pairs with too few cases for a conclusion
+    thin        sites and pairs with too few cases for a conclusion; what noise adds, under differential privacy
 
 A site differs if a permutation test against the other sites together has p <= 0.05, after Holm over all sites and over
 both metadata and embeddings. The farthest of these sites is set apart before the others are tested again (of more than
@@ -48,6 +48,7 @@ from polysite.heterogeneity.assessment import (
     LARGE,
     LEVEL,
     MANY,
+    METADATA,
     TESTED,
     TITLES,
     Assessment,
@@ -56,7 +57,7 @@ from polysite.heterogeneity.assessment import (
     Quantity,
     remoteness,
 )
-from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
+from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.metrics.statistics import holm
 from polysite.payload import SiteId
 
@@ -70,6 +71,7 @@ PAPER = ("emd", "euclidean")  # the distances of the paper
 NAMED = 4  # sites that a finding names
 LISTED = 10  # sites; texts on more of them name the first ones and the number of others
 REASONS = 12  # findings among the reasons of a strategy, if there are more than LARGE sites
+HIDDEN = 1 / 3  # standard error by noise above which a difference of one standard deviation is hidden
 SURE = 0.8  # share of the resamples with the same outlier
 Strength = Literal["clear", "likely", "thin"]
 Goal = Literal["one model for all", "a model for each group", "a model for each hospital"]
@@ -186,17 +188,18 @@ def labels(assessment: Assessment) -> Iterator[Finding]:
     for quantity, site, here, there in _out_of_size(assessment, VOLUME):
         way = f"{_times(here, there):.1f} times {'larger' if here > there else 'smaller'}"
         where = _elsewhere(assessment, site)
-        sizes = f"median {here:.3g} {quantity.unit}, {where} {there:.3g} {quantity.unit}"
+        middle = "mean" if assessment.noise else "median"
+        sizes = f"{middle} {here:.3g} {quantity.unit}, {where} {there:.3g} {quantity.unit}"
         yield Finding(site, "labels", f"{quantity.of} is {way} at {site}: {sizes}")
     for quantity, site in _standing_out(assessment, VOLUME):
-        others = assessment.distances["emd"].against[site]
+        others = assessment.metadata.against[site]
         empty, usual = _absent(assessment, quantity, [site]), _absent(assessment, quantity, others)
         if abs(empty - usual) > 0.2:
             where = _elsewhere(assessment, site)
             text = f"{empty:.0%} of the cases of {site} have no {quantity.of}, {where} {usual:.0%}"
             yield Finding(site, "labels", text)
     for quantity, site in _standing_out(assessment, CLASS):
-        others = assessment.distances["emd"].against[site]
+        others = assessment.metadata.against[site]
         here, there = (1 - _absent(assessment, quantity, which) for which in ([site], others))
         text = f"{here:.0%} of the cases of {site} are {quantity.of}, {_elsewhere(assessment, site)} {there:.0%}"
         yield Finding(site, "labels", text)
@@ -205,8 +208,8 @@ def labels(assessment: Assessment) -> Iterator[Finding]:
 def images(assessment: Assessment) -> Iterator[Finding]:
     """Yield sites with embeddings that differ from those of the others."""
     for (name, site), p in tests(assessment).items():
-        if name == "energy" and p <= LEVEL:
-            where = _elsewhere(assessment, site, "energy")
+        if name not in METADATA and p <= LEVEL:
+            where = _elsewhere(assessment, site, name)
             text = f"to the encoder, scans of {site} look unlike those {where} (p = {p:.3f})"
             yield Finding(site, "images", text)
 
@@ -247,7 +250,8 @@ def thin(assessment: Assessment) -> Iterator[str]:
     elif unable:
         yield f"{len(unable)} pairs have too few cases for any test to tell them apart, however different they are"
     yield from assessment.limits
-    if MANY < len(assessment.sites) <= LARGE and len(assessment.distances) > 1:
+    yield from _noise(assessment)
+    if MANY < len(assessment.sites) <= LARGE and len(assessment.distances) > 1 and not assessment.noise:
         yield "with so many pairs, only Earth Mover's and energy distances are tested finely enough to be starred"
     if not any(d.matrix.any() for d in assessment.distances.values()):
         yield "the hospitals are the same in everything that was measured"
@@ -262,6 +266,32 @@ def thin(assessment: Assessment) -> Iterator[str]:
         listed = "; ".join(f"{d.outlier} in {d.named[d.outlier]:.0%} by {d.title}" for d in unsure)
         yield f"the most distant hospital is not always the same when cases are drawn again: {listed}"
     yield from unsettled(assessment)
+
+
+def _noise(assessment: Assessment) -> Iterator[str]:
+    """Yield what noise does to the distances, if there is any."""
+    if not assessment.noise:
+        return
+    cost = f"noise for epsilon = {assessment.noise.epsilon:g} (delta = {assessment.noise.delta:g})"
+    errors = [f"{_usual_error(d):.2g} to the {d.title}" for d in assessment.distances.values() if d.error is not None]
+    yield f"{cost} adds a standard error of {' and of '.join(errors)}, for half of the pairs"
+    if assessment.noise.hidden:
+        names = some(assessment.noise.hidden, len(assessment.noise.hidden) > LISTED)
+        yield (
+            f"noise hides how much these vary: {names}; their shifts are in deviations of the noise, and narrower "
+            "ranges (assess.private), a larger epsilon or more cases would help"
+        )
+    yield (
+        "under noise, sums of bounded numbers are compared: differences between hospitals that leave the means of "
+        "quantities and embeddings as they are go unnoticed"
+    )
+
+
+def _usual_error(distance: Distance) -> float:
+    """Return the median, over the pairs, of the standard error that noise adds."""
+    if distance.error is None:
+        return 0.0
+    return float(np.median(distance.error[np.triu_indices(len(distance.error), 1)]))
 
 
 def unsettled(assessment: Assessment) -> Iterator[str]:
@@ -531,6 +561,19 @@ def _summary(assessment: Assessment, differing: Mapping[SiteId, float]) -> str:
         apart = [p for p in combinations(assessment.sites, 2) if set(assessment.differ(*p)) & set(TESTED)]
         listed = ", ".join(f"{a} and {b}" for a, b in apart[:6])
         pairs = f", although these do from one another: {listed}{' and more' * (len(apart) > 6)}" if apart else ""
+        error = _usual_error(assessment.metadata)
+        if assessment.noise and not apart and 2 * len(assessment.noise.hidden) > len(assessment.quantities):
+            return (
+                f"Too few cases to tell under this privacy: {start}, and noise for epsilon = "
+                f"{assessment.noise.epsilon:g} hides even how much {len(assessment.noise.hidden)} of "
+                f"{len(assessment.quantities)} quantities vary."
+            )
+        if assessment.noise and not apart and error > HIDDEN:
+            return (
+                f"Too few cases to tell under this privacy: {start}, and noise for epsilon = "
+                f"{assessment.noise.epsilon:g} adds a standard error of {error:.2g} standard deviations to the "
+                f"{assessment.metadata.title}, so that differences below {3 * error:.2g} are hidden."
+            )
         few, blind = [s for s in assessment.sites if assessment.cases[s] < FEW], assessment.untestable()
         if not apart and len(blind) == len(assessment.sites):
             return f"Too few cases to tell: {start}, and no test could show a difference, however large it is."
@@ -554,15 +597,15 @@ def _out_of_size(assessment: Assessment, kind: str) -> Iterator[tuple[Quantity, 
     """Yield (quantity, site, median at the site, median elsewhere) where the site differs significantly and the ratio
     of the medians is notable."""
     for quantity, site in _standing_out(assessment, kind):
-        others = assessment.distances["emd"].against[site]
+        others = assessment.metadata.against[site]
         here, there = _median(assessment, quantity, [site]), _median(assessment, quantity, others)
         if here > 0 and there > 0 and _times(here, there) >= NOTABLE:
             yield quantity, site, here, there
 
 
-def _elsewhere(assessment: Assessment, site: SiteId, name: str = "emd") -> str:
+def _elsewhere(assessment: Assessment, site: SiteId, name: str = "") -> str:
     """Return the sites that a site was tested against in words: "elsewhere" if these are all others."""
-    others = assessment.distances[name].against[site]
+    others = (assessment.distances[name] if name else assessment.metadata).against[site]
     if len(others) == len(assessment.sites) - 1 > 1:
         return "elsewhere"
     return f"at {' and '.join(others)}" if len(others) <= NAMED else f"at {len(others)} of the others"

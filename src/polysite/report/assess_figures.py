@@ -26,8 +26,8 @@ from matplotlib.figure import Figure
 
 from polysite.cluster import distance as cluster
 from polysite.heterogeneity.assessment import LARGE, LEVEL, Assessment, Distance, Quantity
+from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.distances import Values
-from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.payload import SiteId
 from polysite.report.drawing import COLOURS
 from polysite.report.figure_files import Drawing, write_drawing

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from polysite.heterogeneity.assessment import (
     LARGE,
     LEVEL,
+    METADATA,
     ROUNDS,
     TESTED,
     Assessment,
@@ -23,25 +24,28 @@ from polysite.heterogeneity.assessment import (
     Quantity,
     at_once,
 )
+from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.distances import Values
-from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.verdict import LISTED, Finding, Verdict, some, tests
 from polysite.payload import SiteId
 from polysite.report import assess_figures as draw
 from polysite.report.figure_files import Picture, write_figures
 from polysite.report.template import render
 
-FIRST = ("emd", "euclidean")  # the distances of the paper, which are shown large
+FIRST = ("emd", "euclidean", "shift", "centre")  # the distances of the paper, or those under noise, shown large
 MAX_PAIRS = 30  # the most distant ones are listed, if there are too many for all
 MAX_GROUPS = 6  # that are described, of more than LISTED hospitals
 BESIDE = ("assessment.json", "distances.csv")  # files that the page mentions if they exist
 SHORT = {"emd": "Earth Mover's", "euclidean": "Euclidean", "energy": "energy", "mmd": "MMD", "frechet": "Fréchet"}
+SHORT |= {"shift": "shift", "centre": "mean embedding"}
 EXPLAINED = {
     "emd": "How far the values of one hospital must be moved, on average, to become those of the other: the mean over ",
     "euclidean": "Distance between the mean embeddings of two hospitals",
     "energy": "Compares the distributions of the embeddings, not only their means: zero only if both are the same",
     "mmd": "Also compares the distributions, with little weight on extreme scans (maximum mean discrepancy)",
     "frechet": "Compares the means and the covariances of the embeddings",
+    "shift": "How far the mean values of two hospitals are apart, under noise: the mean over ",
+    "centre": "Distance between the mean embeddings of two hospitals, without what noise adds on average",
 }
 EVIDENCE = {
     "clear": "p ≤ 0.01: chance alone does this at most once in a hundred times",
@@ -140,7 +144,7 @@ def amount(count: int) -> str:
 def _site_tests(assessment: Assessment) -> dict[str, Any]:
     """Return the adjusted p-values that a hospital differs, by metadata and by embeddings."""
     p, kinds = tests(assessment), [name for name in TESTED if name in assessment.distances]
-    columns = [f"p, {'metadata' if name == 'emd' else 'embeddings'}" for name in kinds]
+    columns = [f"p, {'metadata' if name in METADATA else 'embeddings'}" for name in kinds]
     rows = [
         {
             "site": site,
@@ -175,7 +179,7 @@ def _heatmaps(assessment: Assessment) -> list[Picture]:
 
 
 def _unit(assessment: Assessment, name: str) -> str:
-    if name != "emd":
+    if name not in METADATA:
         return ""
     unit = {
         "pooled": "in standard deviations over all cases",
@@ -219,8 +223,8 @@ def _maps(assessment: Assessment) -> list[Picture]:
 
 
 def _held(assessment: Assessment) -> Picture | None:
-    """Draw the distributions of all quantities; None if the hospitals' lists are not known (secure sums)."""
-    if not all(q.values for q in assessment.quantities.values()):
+    """Draw the distributions of all quantities; None if the hospitals' lists are not known (secure sums, noise)."""
+    if assessment.noise or not all(q.values for q in assessment.quantities.values()):
         return None
     title, most = "Data of the hospitals", assessment.settings.levels
     svg = draw.drawing(draw.distributions(assessment), "distributions", f"{title}, quantity by quantity")
@@ -273,7 +277,7 @@ def _by_component(
 
 
 def _quantities(assessment: Assessment) -> Iterator[dict[str, Any]]:
-    largest = {"EMD maxI": assessment.largest(INTENSITY), "EMD maxL": assessment.largest(VOLUME, CLASS)}
+    largest = {"maxI": assessment.largest(INTENSITY), "maxL": assessment.largest(VOLUME, CLASS)}
     roles = {quantity.name: role for role, quantity in largest.items() if quantity}
     for quantity in assessment.quantities.values():
         yield {
@@ -305,6 +309,8 @@ def _pairs(assessment: Assessment, distance: Distance) -> dict[str, Any]:
     def row(at: tuple[int, int]) -> dict[str, Any]:
         values = {key: f"{getattr(distance, key)[at]:.{digits}f}" for key in ("matrix", "low", "high", "chance")}
         chances = {key: probability(getattr(distance, key)[at]) for key in ("p", "adjusted")}
+        if distance.error is not None:
+            values["error"] = f"{distance.error[at]:.{digits}f}"
         return {"pair": _pair(assessment, at), "star": distance.adjusted[at] <= LEVEL, **values, **chances}
 
     return {"title": distance.title, "rows": [row(at) for at in _couples(assessment, distance.matrix)]}
@@ -323,7 +329,7 @@ def _matrix(assessment: Assessment, distance: Distance) -> dict[str, Any]:
 
 def _tests(assessment: Assessment) -> Iterator[dict[str, Any]]:
     """Yield the adjusted p-values of every pair, by distance."""
-    for at in _couples(assessment, assessment.distances["emd"].matrix):
+    for at in _couples(assessment, assessment.metadata.matrix):
         adjusted = [d.adjusted[at] for d in assessment.distances.values()]
         yield {"pair": _pair(assessment, at), "cells": [(probability(p), bool(p <= LEVEL)) for p in adjusted]}
 

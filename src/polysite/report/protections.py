@@ -28,8 +28,9 @@ def table(methods: Sequence[Method]) -> Grid:
                 lines.append(Line(cells))
     head = ("method", "hospital", "the coordinator saw", "noise protects", "epsilon spent", "delta")
     note = (
-        "Epsilon is that of all rounds of this study at the hospital; scores of validation and test cases are not "
-        "covered by it. docs/protection.md says what each protection promises."
+        "Epsilon is that of all rounds of this study at the hospital, and of its assessment if that has noise; "
+        "scores of validation and test cases are not covered by it. docs/protection.md says what each protection "
+        "promises."
     )
     return Grid("privacy", "", head, tuple(lines), note)
 
@@ -54,16 +55,13 @@ def _seen(run: Summary) -> Iterator[tuple[str, str]]:
     noise = ", under noise" if unit_of(run) else ""
     yield "the coordinator", ("the sum of all replies of a round" if is_secure(run) else "every reply") + noise
     if (run.path / "assessment" / "assessment.json").is_file():
-        yield (
-            "the coordinator",
-            (
-                "of the assessment: distances between hospitals, tests, groups"
-                if is_secure(run)
-                else "of the assessment: the statistics of every hospital"
-            ),
-        )
+        epsilon = float(run.settings.get("assess", {}).get("private", {}).get("epsilon", 0.0))
+        under = f", under noise for epsilon = {epsilon:g}" if epsilon else ""
+        statistics = f"of the assessment: the statistics of every hospital{under}"
+        apart = f"of the assessment: distances between hospitals, tests, groups{under}"
+        yield "the coordinator", apart if is_secure(run) else statistics
         if is_secure(run):
-            yield "the first hospital by name", "of the assessment: the statistics of every hospital"
+            yield "the first hospital by name", statistics
     yield "a hospital", f"the common model of every round{noise}"
     yield "who gets the final model", f"that model{noise}"
     if (run.path / "deployment.json").is_file():

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from polysite.errors import RunError
 from polysite.foreign import parse_json
-from polysite.heterogeneity.exchange import INTENSITY
+from polysite.heterogeneity.bounds import INTENSITY
 
 NAMES = {"emd": "EMD", "euclidean": "EUC", "energy": "energy", "mmd": "MMD", "frechet": "Fréchet"}
 

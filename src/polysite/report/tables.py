@@ -17,7 +17,7 @@ from rich.text import Text
 from polysite.data.check import Report
 from polysite.data.manifest import Manifest, format_labels
 from polysite.heterogeneity.assessment import LEVEL, TESTED, Assessment, Distance
-from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
+from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.verdict import LISTED, Verdict, some, tests
 from polysite.report import costs, published
 from polysite.report.compare import summary, tables
@@ -156,10 +156,11 @@ def show_assessment(assessment: Assessment, verdict: Verdict) -> None:
 
 def _described(assessment: Assessment) -> tuple[Table, Text]:
     """Return a table of the hospitals: median of the modality and of the label in which they differ most, p-values."""
-    largest = {"EMD_maxI": assessment.largest(INTENSITY), "EMD_maxL": assessment.largest(VOLUME, CLASS)}
+    kind, middle_name = ("shift", "mean") if assessment.noise else ("EMD", "median")
+    largest = {f"{kind}_maxI": assessment.largest(INTENSITY), f"{kind}_maxL": assessment.largest(VOLUME, CLASS)}
     chosen = {name: quantity for name, quantity in largest.items() if quantity}
     units = {q.name: f" ({q.unit})" if q.kind == VOLUME else "" for q in chosen.values()}
-    heads = [f"{'share of' if q.kind == CLASS else 'median'} {q.of}{units[q.name]}" for q in chosen.values()]
+    heads = [f"{'share of' if q.kind == CLASS else middle_name} {q.of}{units[q.name]}" for q in chosen.values()]
     p, kinds = tests(assessment), [name for name in TESTED if name in assessment.distances]
     table = _slim("hospital", "cases", *heads, *("p metadata", "p embeddings")[: len(kinds)])
     short = shorten(list(assessment.cases), 26)
@@ -191,8 +192,10 @@ def _compared(assessment: Assessment) -> Table:
 
 
 def _matrices(assessment: Assessment) -> Columns:
-    """Return the matrices of the two main distances, side by side if they fit."""
-    titles = {"emd": "Earth Mover's", "euclidean": "Euclidean"}
+    """Return the matrices of the two main distances, side by side if they fit; under noise with the error it adds."""
+    from polysite.report.assess_page import FIRST, SHORT
+
+    titles = {name: SHORT[name] for name in FIRST}
     shown = [
         _matrix(assessment, assessment.distances[n], title) for n, title in titles.items() if n in assessment.distances
     ]
@@ -204,6 +207,8 @@ def _matrix(assessment: Assessment, distance: Distance, title: str) -> Table:
     for i, site in enumerate(assessment.sites):
         stars = ["*" if p <= LEVEL else " " for p in distance.adjusted[i]]
         cells = [f"{d:#.3g}{star}" for d, star in zip(distance.matrix[i], stars, strict=True)]
+        if distance.error is not None:
+            cells = [f"{cell} ± {e:#.2g}" for cell, e in zip(cells, distance.error[i], strict=True)]
         table.add_row(escape(site), *("" if j == i else cell for j, cell in enumerate(cells)))
     table.add_row("Sum", *(f"{distance.sums[site]:#.3g} " for site in assessment.sites))
     return table
@@ -229,7 +234,10 @@ def _sent(assessment: Assessment) -> Iterator[str]:
         [f"{site} {amount(size)}" for site, (size, _) in assessment.left.items()], len(assessment.left) > LISTED
     )
     mean = ", a mean embedding" if assessment.settings.projections else ""
-    yield f"{sizes}: counts, sorted lists of numbers{mean}; no scan, no segmentation, no record of a patient"
+    what = f"counts, sorted lists of numbers{mean}"
+    if assessment.noise:
+        what = f"counts, sums of bounded numbers under noise (epsilon = {assessment.noise.epsilon:g})"
+    yield f"{sizes}: {what}; no scan, no segmentation, no record of a patient"
     for site, why in assessment.refused.items():
         yield f"the reply of {site} was not used: {why}"
 

@@ -5,6 +5,7 @@ and its embedding. For the embedding, every modality is prepared as for training
 modality that was not acquired.
 """
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,13 +22,14 @@ from polysite.data.cache import Arrays, Cache
 from polysite.data.case import Case, CaseRef
 from polysite.data.prepare import Prepare
 from polysite.errors import DataError
-from polysite.heterogeneity.exchange import CLASS, INTENSITY, VOLUME
+from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.models.encoders import COMPONENTS, Embedder
 from polysite.site import Fit
 from polysite.tree import Tree
 
 Opened = tuple[Arrays, list[np.ndarray | None]]  # facts, and volumes to embed; no volumes if all is cached
 BATCH = 4  # cases that are embedded in one call
+NOISE = 7  # sets the noise of a simulation apart from other randomness
 VERSION = 1  # of the measurements; a new version makes all cached descriptions again
 
 
@@ -46,6 +48,7 @@ class TorchAssessedSite:
         embedder: Embedder | None,
         cache: Cache,
         watch: Callable[[str], None] = lambda case: None,
+        seed: int = 0,
     ):
         self.name, self.refs, self.dims, self.classes = name, tuple(refs), dims, classes
         self.modalities, self.labels = tuple(modalities), tuple(labels)
@@ -53,6 +56,7 @@ class TorchAssessedSite:
         self.prepare = replace(prepare, normalise="nonzero") if prepare.normalise == "none" else prepare
         self.embedder, self.cache, self.watch = embedder, cache, watch
         self.fits: tuple[Fit, ...] = ()
+        self.seed, self.unpredictable = seed, False
         self._described: list[Arrays] = []
 
     @property
@@ -68,6 +72,12 @@ class TorchAssessedSite:
         """Return the parameters unchanged."""
         return params
 
+    def noise_rng(self) -> np.random.Generator:
+        """Return the source of noise: the operating system at a hospital; (seed, site) in a simulation, which can be
+        repeated and therefore protects no patient."""
+        drawn = secrets.randbits(256) if self.unpredictable else [self.seed, crc32(self.name.encode()), NOISE]
+        return np.random.default_rng(drawn)
+
     def features(self, kind: str) -> Mapping[str, np.ndarray]:
         """Return arrays with one row per case, as ``polysite.site.AssessedSite`` defines them."""
         if not self._described:
@@ -78,10 +88,16 @@ class TorchAssessedSite:
             code = np.array(float(crc32(self.embedder.fingerprint.encode())))
             by_name = np.argsort(self.modalities)  # independent of the order in a study
             return {"embedding": self._all("embedding")[:, by_name], "encoder": code}
+        if kind == "patients":  # a case without an identifier is a patient
+            known_by = [ref.patient or f"\0{k}" for k, ref in enumerate(self.refs)]
+            return {"patients": np.unique(known_by, return_inverse=True)[1]}
         labels = self._all("label")
         if kind == "absent":
             return self._named(self._all("acquired") == 0, labels == 0)
         voxel = self._all("voxel")
+        if kind == "cases":  # no case changes the unit of another
+            size = 1.0 if self.classes else np.where(voxel > 0, voxel, 0.1**self.dims)[:, None]
+            return self._named(self._all("intensity"), labels * size)
         known = bool(voxel.all())  # if one case has no voxel size, all are counted in voxels
         unit = 1.0 if self.classes else voxel[:, None] if known else 0.001
         return {

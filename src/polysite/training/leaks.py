@@ -54,6 +54,20 @@ def infer_members(
 ) -> Membership:
     """Rank the patients of every hospital by their losses: were they among the training cases?
 
+    The arguments are those of ``member_scores``.
+    """
+    return membership_of(*member_scores(sites, models, references, patients, others))
+
+
+def member_scores(
+    sites: Sites,
+    models: Mapping[str, Tree],
+    references: Mapping[str, Sequence[Tree]],
+    patients: Patients,
+    others: str = "test",
+) -> tuple[dict[str, Group], dict[str, Group]]:
+    """Return the scores of the patients of every hospital, by the loss and by the calibrated loss: trained on, others.
+
     Args:
         sites: The hospitals with their cases.
         models: The model that the attacker has of every hospital, or the common one.
@@ -74,6 +88,11 @@ def infer_members(
             calibrated[name] = usual[0] - own[0], usual[1] - own[1]
     if not plain:
         raise DataError(f"no hospital has training cases and {others} cases to tell apart; raise split.test")
+    return plain, calibrated
+
+
+def membership_of(plain: Mapping[str, Group], calibrated: Mapping[str, Group]) -> Membership:
+    """Return the outcome of ranking patients by these scores."""
     whole = area(list(calibrated.values())) if calibrated else None
     return Membership(area(list(plain.values())), whole, _by_site(plain), _by_site(calibrated))
 

@@ -11,7 +11,7 @@ for every network whose layers do not mix cases; batch normalisation does and is
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,14 +55,18 @@ class Draws:
         """Return the steps in which every patient is drawn ``epochs`` times on average."""
         return epochs * math.ceil(len(self.patients) / self.expected)
 
-    def draw(self) -> list[list[str]]:
-        """Return the cases of the patches of every drawn patient."""
+    def draw(self, keep: Collection[str] | None = None) -> list[list[str]]:
+        """Return the cases of the patches of every drawn patient; of ``keep`` alone, if it is given.
+
+        Patients of whom no case is kept are drawn as well and left out, so that the number of the others does not show.
+        """
+        patients = {p: [n for n in cases if keep is None or n in keep] for p, cases in self.patients.items()}
         names = sorted(self.patients)
         taken = self.rng.random(len(names)) < self.rate
         return [
-            [self.patients[p][i] for i in self.rng.integers(len(self.patients[p]), size=self.patches)]
+            [patients[p][i] for i in self.rng.integers(len(patients[p]), size=self.patches)]
             for p, here in zip(names, taken, strict=True)
-            if here
+            if here and patients[p]
         ]
 
 

@@ -299,9 +299,9 @@ class TorchSite:
         self, params: Tree, objective: Objective, budget: Budget, only: Collection[str], keep: Collection[str] | None
     ) -> Fit:
         """Train under differential privacy for every patient (``private_steps.py``)."""
-        if keep is not None or budget.minibatch is not None or objective != Objective(objective.tilt):
+        if budget.minibatch is not None or objective != Objective(objective.tilt):
             raise ConfigError(
-                "train.private.unit = 'patient' covers fits of the task's own loss to all cases; choose another "
+                "train.private.unit = 'patient' covers fits of the task's own loss; choose another "
                 "algorithm, such as fedavg"
             )
         private, rng = self.train.private, self.noise_rng()
@@ -323,7 +323,7 @@ class TorchSite:
             torch.manual_seed(int(rng.integers(1 << 62)))
             for _ in range(steps):
                 step.begin()
-                for names in draws.draw():
+                for names in draws.draw(keep):
                     x, y = self._batch(names, rng, self.train.augment, self.train.foreground)
                     total, count = total + float(step.add(x, y)), count + 1
                 step.finish()

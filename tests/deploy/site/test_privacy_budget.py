@@ -2,22 +2,25 @@
 
 import json
 import shutil
+from dataclasses import replace
 from datetime import datetime
 
 import numpy as np
 import pytest
 
 from consortium import FAST, NAMES, Inside, Stop, go, states, wanted, worker, workers
-from polysite import config, study
+from polysite import assessment, config, study
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.protocol import Trained
 from polysite.deploy.site.policy import Intent, SitePolicy
 from polysite.deploy.site.privacy_budget import PrivacyBudget, for_patients
 from polysite.errors import ConfigError, DataError, Paused, PayloadError, RunError
+from polysite.payload import Payload, encode
 from polysite.privacy import Private, Release, epsilon
 from polysite.report.page import build
 from polysite.report.runs import methods, read
 from polysite.site import Fit
+from polysite.training.torch_site import TorchSite
 
 
 def noisy(unit="patient", **run):
@@ -119,7 +122,9 @@ def test_with_a_budget_only_noise_leaves(tmp_path):
     with pytest.raises(RunError, match=r"replies leave here only under differential privacy.*epsilon = 8"):
         go(tmp_path, wanted("fedavg"), Inside(workers(tmp_path, epsilon=8.0)))
     intent = Intent("assess", cases=100)
-    assert "epsilon = 8, and the assessment has no noise" in SitePolicy(epsilon=8.0).refuse(intent, datetime.now())
+    policy, now = SitePolicy(epsilon=8.0), datetime.now()
+    assert "epsilon = 8, and this assessment has no noise (assess.private)" in policy.refuse(intent, now)
+    assert policy.refuse(replace(intent, noisy=True), now) is None
     for wrong in ({"epsilon": -1.0}, {"delta": 0.5}):
         with pytest.raises(ConfigError, match="must"):
             SitePolicy(**wrong)
@@ -158,6 +163,130 @@ def test_a_study_under_noise_has_no_assessment_without_whatever_the_policy_allow
     assert "not be covered by the epsilon of this study" in str(run.folder.records()[0].incidents)
     _, header, body, _ = next(x for x in wire.left if x[1]["kind"] == "train")
     got, out = wire.workers["a"].answer({**header, "kind": "assess"}, body)
-    assert "an assessment has no noise" in got["refused"] and not out
+    assert "an assessment without noise (assess.private) does not leave" in got["refused"] and not out
     greeted = next(got for _, header, _, got in wire.left if header["kind"] == "hello")
     assert greeted["may_assess"] is False
+
+
+def assessed(target=2.0, **more):
+    """A study under noise with an assessment under noise."""
+    private = {"epsilon": target, "intensity": [0.0, 2000.0], "volume": [0.0, 50.0]}
+    return config.vary(noisy(rounds=1, validate_every=1), {"assess": {"private": private, "projections": 0}, **more})
+
+
+def take(tmp_path, chosen, wire, name="run"):
+    return coordinator.run(chosen, wire, NAMES, tmp_path / name, deadlines=FAST, evaluate=False)
+
+
+@pytest.mark.parametrize("secure", ["off", "on"])
+def test_assessment_and_training_share_the_budget_and_the_epsilon_of_the_study(tmp_path, secure):
+    chosen = assessed(run={"secure": {"use": secure}})
+    run = take(tmp_path, chosen, Recording(workers(tmp_path, epsilon=50.0)))
+    share = chosen.assess.release
+    entries = PrivacyBudget(tmp_path / "sites" / "a").entries()
+    assert [e.release for e in entries] == [share, USE] and epsilon([share], 1e-5) <= 2
+    (record,) = run.folder.records()
+    assert record.sites["a"].epsilon == pytest.approx(epsilon([share, USE], 1e-5))
+    known = json.loads((run.folder.path / "assessment" / "assessment.json").read_text())
+    assert known["noise"]["epsilon"] == 2 and set(known["distances"]) == {"shift"}
+    assert known["distances"]["shift"]["error"][0][1] > 0
+    page = (run.folder.path / "assessment" / "index.html").read_text()
+    assert "error by noise" in page and "Too few cases to tell under this privacy" in page and "ε = 2" in page
+    assert "under noise for epsilon = 2" in build("run", methods([read(run.folder.path)]))
+
+
+def test_noise_on_the_assessment_does_not_follow_from_the_seed(tmp_path):
+    means = []
+    for name in ("one", "two"):
+        run = take(tmp_path / name, assessed(), Inside(workers(tmp_path / name)), name)
+        known = json.loads((run.folder.path / "assessment" / "assessment.json").read_text())
+        means.append(known["quantities"]["intensity t1"]["values"])
+    assert means[0] != means[1]
+
+
+def test_an_assessment_that_the_budget_does_not_reach_is_refused_before_a_case_is_opened(tmp_path, monkeypatch):
+    everyone = {i: worker(tmp_path, i, epsilon=1.0 if i == "a" else 0.0) for i in NAMES}
+    wire, opened = Recording(everyone), []
+    monkeypatch.setattr(assessment, "assessed_sites", lambda *_, **__: opened.append(1))
+    hello = {**_hello(tmp_path, assessed()), "kind": "hello"}
+    assert "refused" not in wire.workers["a"].answer(hello, b"")[0]
+    got, out = wire.workers["a"].answer({**hello, "kind": "assess", "round": 0, "phase": 0}, bytes(encode(Payload())))
+    assert "the privacy budget of this hospital is spent" in got["refused"] and not out and not opened
+    assert not PrivacyBudget(tmp_path / "sites" / "a").entries()
+
+
+def _hello(tmp_path, chosen):
+    """The greeting that a coordinator sends for a study."""
+    wire = Deaf(workers(tmp_path / "elsewhere"))
+    with pytest.raises(Stop):
+        take(tmp_path / "elsewhere", chosen, wire)
+    return wire.seen
+
+
+class Deaf(Inside):
+    """Keeps the first greeting and ends."""
+
+    def answer(self, site, header, body):
+        self.seen = dict(header)
+        raise Stop
+
+
+RADIOMICS = {"firstorder_Entropy": [0.0, 8.0], "glcm_Contrast": [0.0, 400.0]}
+
+
+def clustered(secure):
+    """Two clusters of patients by radiomics, fitted and tuned under noise, after a round of FedAvg under noise."""
+    noisy_fit = {"epsilon": 20.0, "features": RADIOMICS, "modalities": 4, "exchanges": 2}
+    cfft = {"name": "cfft", "components": 2, "rounds": 1, "together": True, "noisy": noisy_fit}
+    private = {"unit": "patient", "clip": 1.0, "noise": 2.0}
+    return config.vary(config.parse(config.dump(wanted("cfft"))), {
+        "train": {"private": private}, "run": {"secure": {"use": secure}},
+        "then": [{"algorithm": cfft, "run": {"rounds": 10}}]})  # fmt: skip
+
+
+@pytest.mark.parametrize("secure", ["off", "on"])
+def test_radiomics_and_training_share_the_budget(tmp_path, secure, caplog):
+    """Every exchange of the fit is one release, and a round of tuning as much as one fit, whatever the clusters."""
+    chosen = clustered(secure)
+    fit = config.phases(chosen)[1].algorithm.noisy.release
+    run = go(tmp_path, chosen, Inside(workers(tmp_path, epsilon=1000.0)), evaluate=False)
+    before = chosen.run.rounds
+    entries = [e.release for e in PrivacyBudget(tmp_path / "sites" / "a").entries()]
+    assert entries == [*[USE] * before, fit, fit, USE] and epsilon([fit, fit], 1e-5) <= 20
+    last = run.folder.records()[-1].sites["a"].epsilon
+    assert last == pytest.approx(epsilon(entries, 1e-5))
+    state = list(states(run.folder.path).values())[-1]
+    assert len(state.mixture["weights"]) == 2 and set(state.models) == {"0", "1"}
+    assert "clusters were fitted under noise for epsilon = 20: about" in caplog.text
+
+
+class Bored(Inside):
+    """Ends when it has waited after a refusal."""
+
+    def __init__(self, workers):
+        super().__init__(workers)
+        self.refused = []
+
+    def answer(self, site, header, body):
+        got, out = super().answer(site, header, body)
+        self.refused += [got["refused"]] if "refused" in got else []
+        return got, out
+
+    def wait(self, seconds):
+        if self.refused:
+            raise Stop
+
+
+def test_sums_of_radiomics_that_the_budget_does_not_reach_are_refused_before_they_are_computed(tmp_path, monkeypatch):
+    chosen = clustered("off")
+    fit = config.phases(chosen)[1].algorithm.noisy.release
+    limit = epsilon([*[USE] * chosen.run.rounds, fit], 1e-5) * 1.001  # the second exchange is one too many
+    seen, plain = [], TorchSite.radiomics
+    monkeypatch.setattr(TorchSite, "radiomics", lambda site, *a: seen.append(site.name) or plain(site, *a))
+    everyone = {i: worker(tmp_path, i, epsilon=limit if i == "a" else 0.0) for i in NAMES}
+    wire = Bored(everyone)
+    with pytest.raises(Stop):  # the quorum is three
+        go(tmp_path, chosen, wire, evaluate=False)
+    assert seen.count("a") == 1 < seen.count("b")
+    assert wire.refused and all("the privacy budget of this hospital is spent" in text for text in wire.refused)
+    assert len(PrivacyBudget(tmp_path / "sites" / "a").entries()) == chosen.run.rounds + 1

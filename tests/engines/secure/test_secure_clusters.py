@@ -7,9 +7,11 @@ import pytest
 from sklearn.metrics import adjusted_rand_score
 
 from polysite import config, study
+from polysite.algorithms import cfft
 from polysite.algorithms.base import is_finished
 from polysite.algorithms.cfft import Cfft
 from polysite.cluster.mixture import Mixture, Settings
+from polysite.cluster.noisy_mixture import NoisyClusters
 from polysite.cluster.pooled_mixture import pooled
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
@@ -50,6 +52,35 @@ def test_the_clusters_and_their_models_are_those_of_open_sums():
         assert state.scores == pytest.approx(apart.scores, abs=1e-9)
         assert {c: sum(n.get(c, 0) for n in apart.train.values()) for c in apart.models} == state.train["*"]
     assert all(not reply.payload for r in rounds for reply in r.replies.values())
+
+
+def fitted(algorithm, secure=Secure()):
+    """The exchanges of the fit of clusters alone: the releases of every site, and the clusters."""
+    releases, engine = [], Simulator(algorithm, sites(), secure=secure)
+    for r in run_rounds(algorithm, engine, START, Plan(rounds=80, secure=secure), seed=0):
+        releases.append([reply.releases for reply in r.replies.values()])
+        if r.state.mixture is not None:
+            return releases, r.state.mixture
+    raise AssertionError("the fit has not ended")
+
+
+def test_noise_that_fades_leaves_the_clusters_of_open_sums(monkeypatch):
+    """With next to no noise, the clusters are those without any, within rounding, open or secure; with noise not."""
+    monkeypatch.setattr(cfft, "NAMES", ("optimum", "size", "width"))
+    ranges = {"optimum": (-4.0, 4.0), "size": (0.0, 4.0)}
+    faint = replace(TWO, together=True, noisy=NoisyClusters(9e8, features=ranges, exchanges=3))
+    with monkeypatch.context() as bare:
+        bare.setattr(Cfft, "release_of", lambda self, got: None)
+        (_, without), (_, masked) = fitted(faint), fitted(faint, ON)
+    for k, x in without.items():
+        assert masked[k] == pytest.approx(x, abs=1e-12)
+    for secure in (Secure(), ON):
+        releases, found = fitted(faint, secure)
+        for k, x in without.items():
+            assert found[k] == pytest.approx(x, abs=1e-3)
+        assert releases == [[(faint.noisy.release,)] * len(sites())] * 3
+    loud = replace(faint, noisy=NoisyClusters(1.0, features=ranges, exchanges=3))
+    assert fitted(loud, ON)[1]["weights"] != pytest.approx(without["weights"], abs=1e-3)
 
 
 def test_what_is_pooled_or_withheld_does_not_go_together():

@@ -167,7 +167,7 @@ class Agreements:
         every = sorted(d for part in SPLITS for d in digests[part])
         assessed = (
             ()
-            if not policy.may_assess(local.run.secure.on)
+            if not policy.may_assess(local.run.secure.on, local.assess.private.on)
             else every
             if local.assess.cases == "all"
             else digests["train"]

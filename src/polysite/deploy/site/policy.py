@@ -111,9 +111,10 @@ masked_sites = 3
 # refused. With [], a coordinator that invents hospitals is not noticed
 masked_peers = []
 
-# budget of differential privacy: the largest epsilon of all that leaves of training, over all studies together, for any
-# patient who is in all of them. With a budget, studies without noise (train.private) are refused, the assessment too,
-# and no reply leaves once it is spent; state/privacy.jsonl keeps account. 0: no budget
+# budget of differential privacy: the largest epsilon of all that leaves of training and of assessments, over all
+# studies together, for any patient who is in all of them. With a budget, studies without noise (train.private) are
+# refused, and so is an assessment without noise (assess.private); nothing leaves once it is spent;
+# state/privacy.jsonl keeps account. 0: no budget
 epsilon = 0.0
 
 # probability with which that epsilon may be exceeded; below one over the number of patients
@@ -135,6 +136,8 @@ class Intent:
         case_vectors: Numbers of single cases would leave, as in a field of the kind ``cases``.
         case_scores: Scores of single cases would leave.
         studies: Number of new studies within 24 hours, if this is another new one.
+        sealed: An assessment is encrypted for another hospital.
+        noisy: An assessment is under differential privacy.
     """
 
     kind: RequestKind
@@ -146,6 +149,7 @@ class Intent:
     case_scores: bool = False
     studies: int = 0
     sealed: bool = False
+    noisy: bool = False
 
 
 @dataclass(frozen=True)
@@ -270,10 +274,10 @@ class SitePolicy:
             )
         return None
 
-    def may_assess(self, sealed: bool) -> bool:
+    def may_assess(self, sealed: bool, noisy: bool) -> bool:
         """Whether cases may be described; ``sealed``: encrypted for another hospital, so that the coordinator sees
-        distances alone."""
-        return self.assess and (sealed or not self.masked) and not self.epsilon
+        distances alone; ``noisy``: under differential privacy."""
+        return self.assess and (sealed or not self.masked) and (noisy or not self.epsilon)
 
     def refuse_demand(self, demand: Demand, main_memory: int, gpu_memory: int, free_disk: int) -> str | None:
         """Return why a study that needs so much is refused, or None if it is allowed.
@@ -325,8 +329,8 @@ class SitePolicy:
         if intent.kind not in get_args(RequestKind):
             known = get_args(RequestKind)
             yield f"{intent.kind!r} is nothing that a hospital can be asked; {nearest(intent.kind, known)}"
-        if intent.kind == "assess" and not self.may_assess(intent.sealed):
-            budget = f"epsilon = {self.epsilon:g}, and the assessment has no noise"
+        if intent.kind == "assess" and not self.may_assess(intent.sealed, intent.noisy):
+            budget = f"epsilon = {self.epsilon:g}, and this assessment has no noise (assess.private)"
             why = "assess = false" if not self.assess else budget if self.epsilon else "masked = true"
             yield f"the cases here may not be described: policy.toml says {why}"
         trains = intent.kind not in ("hello", "assess") or (intent.kind == "hello" and intent.algorithm)

@@ -70,7 +70,7 @@ from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import Studies
 from polysite.deploy.site.withdrawn import why_left
 from polysite.engines import checkpoint, site_memory
-from polysite.engines.noise import hospital_noise
+from polysite.engines.noise import noise_steps
 from polysite.engines.run_folder import file_name
 from polysite.engines.secure.member import Mask
 from polysite.engines.secure.sealed import FIELD, Seal, analysed
@@ -78,7 +78,7 @@ from polysite.engines.site_memory import Memory
 from polysite.engines.site_turn import Turn, take_turn
 from polysite.errors import ConfigError, PayloadError, PolysiteError, RunError, shown
 from polysite.payload import Payload, decode, encode, plain
-from polysite.privacy import Private
+from polysite.privacy import Private, Release
 from polysite.site import Cases, Fit
 from polysite.storage import private_folder, set_aside, write_file
 from polysite.training.torch_site import TorchSite
@@ -282,7 +282,8 @@ class Worker:
         listed = self.pseudonyms.list_digest(request.study, names)
         policy = self.policy
         study = self.agreed.study
-        may_assess = policy.may_assess(study.run.secure.on) and not study.train.private.on
+        noisy = study.assess.private.on
+        may_assess = policy.may_assess(study.run.secure.on, noisy) and (noisy or not study.train.private.on)
         greeting = Greeting(counts, policy.case_scores, may_assess, *_machine(), studies=left, listed=listed)
         texts = dict.fromkeys(("torch and device", "policy", "keyed digest of the list of cases"), "text")
         fields = {**{k: f"count, {n}" for k, n in counts.items()}, **texts}
@@ -324,24 +325,39 @@ class Worker:
                 leaves=leaves,
                 case_scores=request.kind in ("score", "examine"),
                 sealed=agreed.study.run.secure.on,
+                noisy=assess.private.on,
             )
             obey(self.policy.refuse(intent, self.now()))
 
     def _assess(self, agreed: Agreed, request: Request) -> Leaving:
-        if agreed.study.train.private.on:
-            raise Refusal("an assessment has no noise, and this study promises some (train.private): it does not leave")
-        assess = agreed.study.assess
+        algorithm: Any = agreed.study.assess
+        if agreed.study.train.private.on and not algorithm.private.on:
+            raise Refusal(
+                "an assessment without noise (assess.private) does not leave in a study that promises some "
+                "(train.private)"
+            )
+        if algorithm.release:  # before any case is opened
+            obey(self.budget.refuse(self.policy.epsilon, self.policy.delta, [algorithm.release]))
         engine = assessment.assessed_sites(agreed.study, dealt={self.site.name: agreed.volumes})
-        algorithm: Any = assess
+        site: Any = engine.sites[self.site.name]
+        site.unpredictable = True  # the coordinator knows the seed
         seals = (Seal(self._sums(agreed).session(request)),) if agreed.study.run.secure.on else ()
-        turn = take_turn(algorithm, decode(request.body), Payload(), engine.sites[self.site.name], seals)
-        return self._leaving(turn, len(agreed.volumes["train"]))
+        steps = (*noise_steps(algorithm, Private(), site), *seals)
+        turn = take_turn(algorithm, decode(request.body), Payload(), site, steps)
+        leaving = self._leaving(turn, len(agreed.volumes["train"]))
+        self._spend(request, algorithm.private.on, turn.releases)
+        return leaving
 
     def _analyse(self, agreed: Agreed, request: Request) -> Leaving:
         """Compare the hospitals, whose statistics were encrypted for this one: distances leave, no list of numbers."""
         count = len(agreed.volumes["train"])
         leaves: dict[str, Kind] = {"comparison": "statistics"}
-        obey(self.policy.refuse(Intent("assess", "assess", cases=count, leaves=leaves, sealed=True), self.now()))
+        noisy = agreed.study.assess.private.on
+        obey(
+            self.policy.refuse(
+                Intent("assess", "assess", cases=count, leaves=leaves, sealed=True, noisy=noisy), self.now()
+            )
+        )
         answer = analysed(decode(request.body), self._sums(agreed).session(request), agreed.study.assess)
         body = encode(answer)
         return Leaving({}, body, {"comparison of all hospitals": f"statistics, {len(body)} bytes"})
@@ -359,16 +375,23 @@ class Worker:
             return Leaving(kept[0], kept[2], kept[1])
         if private.on:
             obey(self.budget.refuse(self.policy.epsilon, self.policy.delta))
-        got, noise = decode(request.body).each(site.lift), hospital_noise(algorithm, private, site)
+        got = decode(request.body).each(site.lift)
+        noise = noise_steps(algorithm, private, site, got, sums.joined(request) if sums else None)
+        if private.unit == "patient" and noise:  # sums of statistics: before anything is computed
+            obey(self.budget.refuse(self.policy.epsilon, self.policy.delta, [step.release for step in noise]))
         steps = (*noise, *plan.outgoing, *masks)
         turn = take_turn(algorithm, got, self._remembered(agreed, request, site), site, steps)
         behind = _cases_behind(turn.fits, agreed)
         hidden = facts(algorithm).cost_split == "validation" and not self.policy.case_scores
         # where no score of a single case may leave, a cost of validation cases must not stand for one case either
         leaving = self._leaving(turn, behind, {"cost": len(agreed.volumes["validation"]) if hidden else behind})
-        self._spend(request, private, turn)
+        # counts of an algorithm with noise on its sums are of validation cases, or public
+        counted = facts(algorithm).noisy_sums and set(turn.reply) <= {"counts", "weight"}
+        if turn.reply and not counted:
+            self._spend(request, private.on, for_patients(private, turn.releases))
         self._remember(agreed, request, turn.memory)
-        if turn.fits and behind >= self.policy.fewest and {"cost", "number"} <= set(self.policy.kinds):
+        told = behind >= self.policy.fewest and {"cost", "number"} <= set(self.policy.kinds)
+        if told and (turn.fits or turn.releases):
             header = {**leaving.header, **Trained(_together(turn.fits), releases=turn.releases).header()}
             what = "steps, learning rates, noise" if turn.releases else "loss, steps, learning rates"
             fields = {**leaving.fields, what: "cost and number"}
@@ -378,13 +401,12 @@ class Worker:
             sums.keep_reply(request, leaving.header, leaving.fields, leaving.body)
         return leaving
 
-    def _spend(self, request: Request, private: Private, turn: Turn) -> None:
+    def _spend(self, request: Request, promised: bool, used: Sequence[Release]) -> None:
         """Take a reply from the hospital's privacy budget before it leaves; refuse it if that is spent."""
-        if not private.on or not turn.reply:
+        if not promised:
             return
-        if not turn.releases:
+        if not used:
             raise Refusal("the reply has no noise, and this study promises some: it does not leave")
-        used = for_patients(private, turn.releases)
         obey(self.budget.refuse(self.policy.epsilon, self.policy.delta, used))
         self.budget.note(request.study, request.phase, request.round, used)
 

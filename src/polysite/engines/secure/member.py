@@ -68,6 +68,11 @@ class Session:
         """Number of shares that reveal a seed or a key, of those who began."""
         return threshold(len(self.mask_keys), self.reveal)
 
+    @property
+    def fewest_answers(self) -> int:
+        """Fewest sites whose replies are in the sum when it is opened."""
+        return max(self.fewest, self.threshold)
+
     def place(self, site: SiteId) -> int:
         """Return the place of a site's shares."""
         return places(self.mask_keys)[site]
@@ -163,7 +168,7 @@ def _members(got: Payload, session: Session) -> Session:
         raise PayloadError("the sites of this sum are known already, or no shares were dealt")
     if not sealed.keys() <= session.mask_keys.keys() - {session.site}:
         raise PayloadError("shares came from sites that have sent no keys")
-    _enough(len(sealed) + 1, max(session.fewest, session.threshold), "have dealt shares")
+    _enough(len(sealed) + 1, session.fewest_answers, "have dealt shares")
     session = replace(session, sealed=sealed)
     for site in sealed:
         _pair(session, site)
@@ -176,7 +181,7 @@ def _reveal(got: Payload, session: Session) -> tuple[Session, Payload]:
     members = set(session.members)
     if session.site not in answered or not members.issuperset(answered):
         raise PayloadError("the list of sites that answered is not one of this sum")
-    _enough(len(answered), max(session.fewest, session.threshold), "have answered")
+    _enough(len(answered), session.fewest_answers, "have answered")
     if session.answered and session.answered != answered:
         raise PayloadError("shares were revealed already, for another list of sites")
     pairs = {site: session.own if site == session.site else _pair(session, site) for site in sorted(members)}
