@@ -4,7 +4,7 @@ import sys
 
 from polysite import own_process
 from polysite.cli import advise, audit, bench, data, deploy, ensemble, evidence, predict, results, training, tune
-from polysite.cli.base import app
+from polysite.cli.base import app, say
 from polysite.errors import PolysiteError
 
 __all__ = [
@@ -19,5 +19,5 @@ def main() -> None:
     try:
         app()
     except (PolysiteError, OSError) as problem:  # an OSError names its file, too
-        print(f"polysite: {problem}", file=sys.stderr)
+        say(f"polysite: {problem}", file=sys.stderr)
         sys.exit(2)
