@@ -64,7 +64,9 @@ def test_a_long_note_leaves_room_for_the_name_and_the_bar(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     with progress() as watch:
         watch.begin("second", 3, 0, 0.0)
-        watch.bars.update(watch.task, note="does not take part: 'ditto' may not train here: policy.toml allows fedavg only")
+        watch.bars.update(
+            watch.task, note="does not take part: 'ditto' may not train here: policy.toml allows fedavg only"
+        )
         watch.bars.refresh()
     line = next(line for line in capsys.readouterr().err.splitlines() if "does not take part" in line)
     assert "second" in line and "━" in line

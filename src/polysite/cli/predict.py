@@ -96,5 +96,5 @@ def _show(done: Any, key: Path | None) -> None:
         if (done.folder / name).exists():
             say(f"  {name:18} {what}")
     if done.pseudonyms:
-        scans = "scan was" if done.pseudonyms == 1 else "scans were"
-        say(f"{done.pseudonyms} DICOM {scans} called after the patient and got a pseudonym ({key or '--key FILE'} lists them).")
+        scans, listed = "scan was" if done.pseudonyms == 1 else "scans were", key or "--key FILE"
+        say(f"{done.pseudonyms} DICOM {scans} called after the patient and got a pseudonym ({listed} lists them).")
