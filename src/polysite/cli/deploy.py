@@ -266,18 +266,18 @@ def serve(
     from polysite.deploy.project import SiteConfig
     from polysite.deploy.site import courier
 
-    def say(what: str) -> None:
+    def tell(what: str) -> None:
         if not quiet:
-            say(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {what}")
+            say(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {what}", hang=2)
 
     found = SiteConfig.load(site)
     for remark in found.remarks:
-        say(remark)
+        tell(remark)
     stoppable()
     try:
-        courier.run(found, say)
+        courier.run(found, tell)
     except KeyboardInterrupt:
-        say("stopped; the memory of this site is in its state folder")
+        tell("stopped; the memory of this site is in its state folder")
 
 
 @hospital.command("flare")
