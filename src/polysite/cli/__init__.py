@@ -21,3 +21,8 @@ def main() -> None:
     except (PolysiteError, OSError) as problem:  # an OSError names its file, too
         say(f"polysite: {problem}", file=sys.stderr)
         sys.exit(2)
+    except ModuleNotFoundError as problem:
+        if problem.name != "fcntl":
+            raise
+        say("polysite: this command needs Linux: Python has no module 'fcntl' here", file=sys.stderr)
+        sys.exit(2)
