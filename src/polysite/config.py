@@ -432,7 +432,8 @@ def _names(key: str) -> list[str]:
     """
     if not {'"', "'"} & {*key}:
         return key.split(".")
-    inside, names = parse_toml(f"{key} = 0", f"the key {key}"), []
+    inside: Any = parse_toml(f"{key} = 0", f"the key {key}")
+    names = list[str]()
     while isinstance(inside, dict):
         name, inside = next(iter(inside.items()))
         names.append(name)

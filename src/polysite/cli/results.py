@@ -201,7 +201,7 @@ def report(
 
     shown = methods([read(run)])
     options = options_of(shown, None, empty, hd95, "two-sided", speeds, assessment, scans, figure, case)
-    say(publish.page(out or run / "index.html", shown, options, files=True))
+    print(publish.page(out or run / "index.html", shown, options, files=True))
 
 
 @app.command()
