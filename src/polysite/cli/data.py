@@ -144,7 +144,7 @@ def plan(
         said = []
         study = study_of(sources[0], override or [], said)
     lines = said or ["nothing is planned: the study states its own train.patch, has a preset, or is not about files"]
-    say(*lines)
+    say(*lines, hang=4)
     if out is not None:
         text = configuration.dump(study)
         write_file(out, lambda draft: draft.write_text(text, encoding="utf-8"))

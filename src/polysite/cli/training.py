@@ -87,7 +87,7 @@ def train(
     from polysite import study as studies
 
     if said and not quiet and not as_json:
-        say("Settings from the data (--set changes them):", *(f"  {line}" for line in said))
+        say("Settings from the data (--set changes them):", *(f"  {line}" for line in said), hang=4)
     with watching(quiet, as_json) as watch:
         tracked, where = track or (), studies.Engine(engine, ray_address, workers)
         if resume:
