@@ -11,6 +11,7 @@ import pytest
 from polysite.cli.base import say
 from polysite.report.progress import progress
 
+END = "<end>"
 SENTENCE = "The label maps hold 0 and 255, which are read as one label; name it by labels in [data] of the study."
 
 
@@ -22,8 +23,12 @@ def terminal():
     with os.fdopen(inside, "w") as screen:
 
         def shown():
+            screen.write(END)
             screen.flush()
-            return os.read(outside, 65536).decode().replace("\r\n", "\n")
+            read = b""
+            while not read.endswith(END.encode()):  # a terminal hands its text over in pieces
+                read += os.read(outside, 65536)
+            return read.decode().removesuffix(END).replace("\r\n", "\n")
 
         yield screen, shown
     os.close(outside)
