@@ -8,6 +8,7 @@ these files are rewritten to the pages.
 import json
 import posixpath
 import re
+import sys
 from ast import get_docstring, parse
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))  # MkDocs loads a hook by its file
+
+import equations  # noqa: E402
 
 TAKEN = {  # file of the project -> page
     "README.md": "index.md", "bench/README.md": "bench.md", "SECURITY.md": "security.md",
@@ -136,5 +140,5 @@ def reference() -> str:
 
 
 def _plain(words: str) -> str:
-    """Return a docstring as Markdown: indented lines, such as equations, are code; double backquotes are single."""
-    return re.sub(r"``([^`]*)``", r"`\1`", words)
+    """Return a docstring as Markdown: indented lines, the equations, are typeset; double backquotes are single."""
+    return re.sub(r"``([^`]*)``", r"`\1`", equations.blocks(words))

@@ -367,3 +367,11 @@ def test_a_proximal_term_that_sgd_cannot_follow_is_refused():
     phase = '[[then]]\nalgorithm = {name = "fedprox", mu = 30.0}'
     with pytest.raises(ConfigError, match="fedprox diverges"):
         parse(phase).check()
+
+
+def test_names_with_dots_and_brackets_are_explained_and_set():
+    names = ["St. Olavs hospital, Trondheim", 'ward "B" [north]', "a = b"]
+    study = Study(data=Phantom(sites={name: Hospital(cases=6) for name in names}))
+    assert parse(dump(study, notes=True)) == study
+    changed = parse(dump(study), {'data.sites."St. Olavs hospital, Trondheim".cases': "9"})
+    assert [changed.data.sites[name].cases for name in names] == [9, 6, 6]

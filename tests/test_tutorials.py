@@ -48,6 +48,8 @@ def test_a_tutorial_can_be_followed(page, shell):
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert list(work.glob("runs/*/index.html"))
+    for words in re.findall(r'\|\| echo "(.*?)"', script):
+        assert words in done.stdout  # such as: the change was noticed
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)

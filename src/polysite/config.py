@@ -411,9 +411,10 @@ def dump(study: Study, notes: bool = False) -> str:
         return text
     known, at, lines = dict(_notes(study, "")), "", []
     for line in text.splitlines():
-        at = line.strip("[]") + "." if line.startswith("[") else at
+        section = _names(line.strip("[]")) if line.startswith("[") else []
+        at = "".join(f"{name}." for name in section) or at
         lines += _noted(line, known.get(at + line.partition(" = ")[0], "") if " = " in line else "")
-        for key in _unset(study, at.strip(".")) if line.startswith("[") else ():
+        for key in _unset(study, section) if section else ():
             lines += _noted(f"# {key} =", known.get(at + key, ""))
     return "\n".join(lines) + "\n"
 
@@ -433,10 +434,26 @@ def vary(study: Study, changes: Mapping[str, Any]) -> Study:
     return _build(Study, merge(_plain(study), dict(changes)), "")  # type: ignore[no-any-return]
 
 
-def _unset(study: Study, at: str) -> list[str]:
+def _names(key: str) -> list[str]:
+    """Return the names of a dotted key; quotes hold one together that has dots itself.
+
+    >>> _names('data.sites."St. Olavs".cases')
+    ['data', 'sites', 'St. Olavs', 'cases']
+    """
+    if not {'"', "'"} & {*key}:
+        return key.split(".")
+    inside: Any = parse_toml(f"{key} = 0", f"the key {key}")
+    names = list[str]()
+    while isinstance(inside, dict):
+        name, inside = next(iter(inside.items()))
+        names.append(name)
+    return names
+
+
+def _unset(study: Study, section: Sequence[str]) -> list[str]:
     """Return the keys of a section whose value is None."""
     value: Any = study
-    for name in at.split("."):
+    for name in section:
         if isinstance(value, tuple):  # phases, which hold only the keys that they change
             return []
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
@@ -726,7 +743,7 @@ def _put(given: dict[str, Any], key: str, text: str, default: Any) -> None:
     value = _toml_value(text)
     if _choices(key) is not None and isinstance(value, str):
         key += ".name"  # algorithm=fedprox
-    *sections, last = key.split(".")
+    *sections, last = _names(key)
     for k, name in enumerate(sections):
         if isinstance(given.get(name), str) and _choices(".".join(sections[: k + 1])) is not None:
             given[name] = {"name": given[name]}

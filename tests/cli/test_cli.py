@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nibabel
 import numpy as np
@@ -336,3 +337,20 @@ def test_assess_refuses_in_a_sentence(polysite, tmp_path, words, reason):
     code, out, err = polysite("assess", "study.toml", *words)
     assert code == 2 and reason in err and err.startswith("polysite: ") and err.count("\n") == 1 and not out
     assert [p.name for p in tmp_path.iterdir()] == ["study.toml"]
+
+
+def test_assess_names_the_study_of_its_first_strategy(polysite, tmp_path, monkeypatch):
+    """Not the first file by name: weights that are tried beside it have studies, too."""
+    from polysite import assessment
+    from polysite.report import tables
+
+    strategy = SimpleNamespace(file="1-weighted.toml")
+    done = SimpleNamespace(folder=tmp_path / "found", assessment=None, verdict=SimpleNamespace(strategies=[strategy]))
+    (done.folder / "strategies").mkdir(parents=True)
+    for name in ("1-weighted-0.1.toml", "1-weighted.toml"):
+        (done.folder / "strategies" / name).touch()
+    monkeypatch.setattr(assessment, "assess", lambda *_: done)
+    monkeypatch.setattr(tables, "show_assessment", lambda *_: None)
+    (tmp_path / "study.toml").write_text(TINY)
+    code, out, _ = polysite("assess", "study.toml", "--out", "found")
+    assert code == 0 and f"polysite train {done.folder / 'strategies' / '1-weighted.toml'}\n" in out

@@ -355,3 +355,17 @@ def test_dicom_segmentations_lie_on_their_slices_and_name_no_patient(tmp_path):
     assert np.array_equal(found.transpose(3, 2, 1, 0), masks)
     places = [pydicom.dcmread(f).ImagePositionPatient[2] for f in files]
     assert places == sorted(places)
+
+
+def test_one_site_of_arrays_is_counted_once_and_has_no_axes(tmp_path, polysite):
+    for k in range(2):
+        for name, array in zip(("images", "labels"), volume(k), strict=True):
+            file = tmp_path / "cubes" / name / f"cube{k}.npy"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            np.save(file, array)
+    table = tmp_path / "m.csv"
+    code, out, _ = polysite("data", "scan", tmp_path / "cubes", "--out", table)
+    assert code == 0 and [line.split()[1] for line in out.splitlines() if line.startswith("│")] == ["all"]
+    assert "--table FILE, a CSV with the columns case and site" in out
+    code, out, _ = polysite("data", "check", table)
+    assert code == 0 and "RAS" not in out  # an array does not say which side is left

@@ -296,3 +296,12 @@ def test_a_star_marks_what_is_more_than_chance_and_bold_the_outlier():
 def test_the_same_assessment_gives_the_same_page(tmp_path):
     found = assess(federation(3))
     assert written(tmp_path / "a", found) == written(tmp_path / "b", found)
+
+
+def test_hospitals_that_sent_the_same_share_a_line(tmp_path):
+    found = assess(federation(13, [f"hospital {k}" for k in range(13)]))
+    text = written(tmp_path, found)
+    part = text[text.index('<h2 id="left">') : text.index('<h2 id="made">')]
+    sent = {(found.cases[site], *left) for site, left in found.left.items()}
+    assert part.count('<td class="words">') == len(sent) < len(found.left)
+    assert all(site in part for site in found.left)

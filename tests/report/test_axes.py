@@ -215,3 +215,21 @@ def test_a_table_that_no_window_can_show_is_named_with_its_file(columns, capsys)
     shown = capsys.readouterr().out
     assert ("A note." in shown) == (columns == 3)
     assert ("Distances: 40 columns, too wide to print; see the page or distance.csv" in shown) == (columns == 40)
+
+
+def test_of_many_methods_the_page_shows_losses_and_says_how_many_are_drawn(tmp_path):
+    titles = ["centralised", *(f"method {k}" for k in range(9))]
+    results = []
+    for f, federation in enumerate(("one", "two")):
+        runs = [
+            dealt(tmp_path / federation / m, NATURAL, 0.01 * k * (f + 1), run={"pooled": not k})
+            for k, m in enumerate(titles)
+        ]
+        methods = [Method(m, (run,)) for m, run in zip(titles, runs, strict=True)]
+        results.append(FederationResult(federation, compare(methods), {"EMD": 0.1 + f}))
+    grids = axes_page.tables(results, Paper())
+    axes_page.write(tmp_path / "page", "All", "Two federations.", results, grids, dict.fromkeys(("one", "two"), "x"))
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert "7 of 9 methods are shown" in text
+    assert ">loss method 8<" in text and ">Dice method 8<" not in text and ">EMD<" in text
+    assert "Dice method 8" in (tmp_path / "page" / "distance.csv").read_text()  # the file has all

@@ -326,3 +326,21 @@ def test_every_score_has_its_steps_and_bytes_and_the_note_says_what_is_unequal(t
     alike = load(paths[0], write(tmp_path / "fedprox", held, algorithm="fedprox"))
     assert "equal for all methods" in tables(compare(alike))[0].note
     assert "equal" not in tables(compare(alike[:1]))[0].note
+
+
+def test_a_model_that_all_hospitals_use_is_explained_and_is_no_method_of_the_summary(tmp_path):
+    paths = [
+        write(tmp_path / "fedavg", cases()),
+        write(tmp_path / "local", cases(), alone=True, algorithm="local"),
+    ]
+    found = compare(load(*paths), owner="north")
+    assert [m.name for m in found.methods if m.owner] == ["local, model of north"]
+    assert summary(found)[0].startswith("Of the 2 methods, ")
+    note = tables(found)[0].note
+    assert "local, model of north: every hospital uses the model that north trained." in note
+
+
+def test_one_hospital_needs_no_line_of_all(tmp_path):
+    one = {"north": cases()["north"]}
+    grids = {g.name: g for g in tables(compare(load(write(tmp_path / "fedavg", one))))}
+    assert [line.cells[0].text for line in grids["hospitals_dice"].lines] == ["north"]

@@ -52,3 +52,14 @@ def test_a_page_shows_means_of_wide_tables_and_the_rest_beside_the_pointer():
     cell = wide.lines[1].cells[1]
     assert cell.text == "0.150" and cell.more == "0.150 ± 0.071" and "pointer" in wide.note
     assert narrowed(table(3)) == table(3)
+
+
+def test_every_part_has_all_columns_of_names():
+    head = ("average", "method", *(f"measure {k}" for k in range(9)))
+    lines = tuple(
+        Line((name("pooled"), name(m), *(Cell("0.123", 0.123) for _ in range(9)))) for m in ("fedavg", "alone")
+    )
+    parts = fitting(Grid("averages", "Averages", head, lines, names=2), 60)
+    assert len(parts) > 1 and all(part.head[:2] == ("average", "method") for part in parts)
+    assert all([line.cells[1].text for line in part.lines] == ["fedavg", "alone"] for part in parts)
+    assert [h for part in parts for h in part.head[2:]] == list(head[2:])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import readable
+from browser import browse
 from folders import load, row, write
 from polysite.report import page
 from polysite.report.figure_files import Drawing
@@ -69,3 +70,12 @@ def test_a_reader_can_hide_methods_in_tables_and_figures(tmp_path):
     made = page.build("Compared", runs(tmp_path, HOSPITALS[:3], METHODS[:6]))
     assert 'class="methods"' in made and 'id="method:scaffold"' in made
     assert 'class="methods"' not in page.build("Compared", runs(tmp_path / "few", HOSPITALS[:3], METHODS[:2]))
+
+
+def test_no_table_of_a_desktop_page_scrolls(tmp_path):
+    """23 long names and 13 methods, in a window of 1280 pixels."""
+    file = tmp_path / "page.html"
+    file.write_text(page.build("Compared", runs(tmp_path, HOSPITALS, METHODS)), encoding="utf-8")
+    script = """return [...document.querySelectorAll(".scroll")].filter((e) => e.scrollWidth > e.clientWidth + 1)
+      .map((e) => `${e.ariaLabel}: ${e.scrollWidth} in ${e.clientWidth}`)"""
+    assert browse(file, script).result == []

@@ -13,8 +13,10 @@ import polysite as ps
 from polysite import config, study
 from polysite.errors import ConfigError, Paused, RunError
 from polysite.report.live import Board, Standing
-from polysite.tuning import Simulated, budget, load, plan, tune, write_page
+from polysite.tuning import Simulated, budget, load, plan, tables, tune, write_page
 from polysite.tuning.halving import affordable, cost, rungs, survivors
+from polysite.tuning.search import Row, Tuned
+from polysite.tuning.space import Candidate
 
 SITES = {"east": ps.Hospital(cases=5), "west": ps.Hospital(cases=6)}
 BASE = ps.Study(
@@ -167,3 +169,22 @@ def test_the_live_table_has_the_running_candidates_and_the_best_of_the_others():
     plain = Board("runs", 22, Console(file=StringIO()))
     plain("rung 1", 0, (), standings)
     assert len(list(plain.get_renderables())) == 1  # no terminal: the bar alone
+
+
+def test_many_hospitals_get_a_table_of_their_own(tmp_path):
+    def searched(count):
+        sites = {f"hospital {k:02}": 0.5 + 0.01 * k for k in range(count)}
+        candidates = [Candidate(f"method{k}", {}) for k in range(13)]
+        rows = tuple(
+            Row(str(k), c, 1.0, 0.9 - 0.01 * k, sites, ((1.0, 0.9 - 0.01 * k),)) for k, c in enumerate(candidates)
+        )
+        return Tuned(tmp_path, rows, rows[-1], BASE, 1, 1)
+
+    few, many = searched(4), searched(23)
+    assert len(tables.table(few).head) == 3 + 4 and tables.by_hospital(few) is None
+    assert tables.table(many).head[3:] == ("lowest hospital", "highest hospital")
+    assert [c.text for c in tables.table(many).lines[0].cells[3:]] == ["0.500", "0.720"]
+    grid = tables.by_hospital(many)
+    assert len(grid.lines) == 23 and "9 of 13 candidates" in grid.note
+    assert grid.head[-1] == many.reference.candidate.name  # the reference is always shown
+    assert "Best candidates by hospital" in write_page(many).read_text()

@@ -130,7 +130,7 @@ def strategies(found: Advice) -> Grid:
         "gain is positive in every inner fold. A strategy without a score ended after the first inner fold, in which "
         "it gained neither over all cases nor at any hospital."
     )
-    head = ("strategy", "score", "gain", "p", "")
+    head = ("strategy", "score", "gain", "p", "result")
     return Grid("strategies", "Strategies against one model for all", head, tuple(lines), note)
 
 

@@ -4,7 +4,7 @@ import sys
 
 from polysite import own_process
 from polysite.cli import advise, audit, bench, data, deploy, ensemble, evidence, predict, results, training, tune
-from polysite.cli.base import app
+from polysite.cli.base import app, say
 from polysite.errors import PolysiteError
 
 __all__ = [
@@ -19,5 +19,10 @@ def main() -> None:
     try:
         app()
     except (PolysiteError, OSError) as problem:  # an OSError names its file, too
-        print(f"polysite: {problem}", file=sys.stderr)
+        say(f"polysite: {problem}", file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as problem:
+        if problem.name != "fcntl":
+            raise
+        say("polysite: this command needs Linux: Python has no module 'fcntl' here", file=sys.stderr)
         sys.exit(2)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from polysite.cli.base import Config, Json, Override, Quiet, app, study_of
+from polysite.cli.base import Config, Json, Override, Quiet, app, say, study_of
 from polysite.errors import ConfigError
 
 
@@ -57,13 +57,13 @@ def advise(
     if as_json:
         print(json.dumps(advice.plain(found)))
     elif not quiet:
-        print(f"{advice.decision(found)}\n\n{advice.against_given(found)}\n")
+        say(f"{advice.decision(found)}\n\n{advice.against_given(found)}\n")
         tables.show_grid(advice.hospitals(found))
         tables.show_grid(advice.strategies(found))
         if found.models:
             folder = found.models.folder.path
-            print(f"Models: {folder}, an ensemble for every hospital; mean test score {found.models.mean:.3f}")
-        print(f"Page: {page}\nThe advised study: polysite train {found.folder / 'study.toml'}")
+            say(f"Models: {folder}, an ensemble for every hospital; mean test score {found.models.mean:.3f}")
+        say(f"Page: {page}\nThe advised study: polysite train {found.folder / 'study.toml'}")
         for name in found.studies:
             file = found.folder / f"{advice.file_of('study', name)}.toml"
-            print(f"For hospitals with another strategy: polysite train {file}")
+            say(f"For hospitals with another strategy: polysite train {file}")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from polysite.cli.base import Json, Override, Quiet, app, study_of, watching
+from polysite.cli.base import Json, Override, Quiet, app, say, study_of, watching
 
 
 @app.command()
@@ -86,8 +86,8 @@ def audit(
         for grid in (audit_page.ratios(done.findings), audit_page.matches(done.findings)):
             tables.show_grid(grid)
         for finding in done.findings:
-            print(f"{finding.verdict} {finding.recognition}\n")
-        print(f"{audit_page.CAUTION} The page: {done.folder / 'index.html'}")
+            say(f"{finding.verdict} {finding.recognition}\n")
+        say(f"{audit_page.CAUTION} The page: {done.folder / 'index.html'}")
 
 
 def _audit_run(run: Path, out: Path | None, iterations: int, scans: bool, quiet: bool, as_json: bool) -> None:
@@ -109,7 +109,7 @@ def _audit_run(run: Path, out: Path | None, iterations: int, scans: bool, quiet:
         for grid in (page.membership(done.found), page.by_site(done.found), page.inversion(done.found)):
             if grid.lines:
                 tables.show_grid(grid)
-        print(f"{done.found.summary}\n")
+        say(f"{done.found.summary}\n")
         for sentence in page.prevented(done.found):
-            print(sentence)
-        print(f"\nThe page: {done.folder / 'index.html'}")
+            say(sentence)
+        say(f"\nThe page: {done.folder / 'index.html'}")

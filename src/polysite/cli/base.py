@@ -1,12 +1,14 @@
 """The application, and the options that several commands share."""
 
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 import typer.core
@@ -109,6 +111,36 @@ def overrides_of(given: list[str], option: str = "--set", example: str = "algori
     return dict(g.split("=", 1) for g in given)
 
 
+def say(*lines: str, file: TextIO | None = None, hang: int = 0) -> None:
+    """Print lines. A terminal gets them broken between words, and a command that does not fit whole on the next line.
+
+    Args:
+        lines: What to print.
+        file: Standard output, unless given.
+        hang: Spaces before a continued line, besides those before its first.
+    """
+    file = file or sys.stdout
+    width = shutil.get_terminal_size().columns if file.isatty() else None
+    for line in "\n".join(lines).split("\n"):
+        print(line if width is None else _broken(line, width, hang), file=file, flush=True)
+
+
+def _broken(line: str, width: int, hang: int) -> str:
+    """Return a line in a terminal of this width.
+
+    >>> print(_broken("The manifest is new.csv. Next: polysite data check new.csv", 30, 0))
+    The manifest is new.csv. Next:
+      polysite data check new.csv
+    """
+    if len(line) <= width:
+        return line
+    said, _, command = line.partition(": polysite ")
+    if command:
+        return f"{_broken(said + ':', width, hang)}\n  polysite {command}"
+    before = " " * (len(line) - len(line.lstrip()) + hang)
+    return textwrap.fill(line, width, subsequent_indent=before, break_long_words=False, break_on_hyphens=False)
+
+
 @contextmanager
 def watching(quiet: bool, as_json: bool) -> Iterator[Any]:
     """Yield the observer of a run: silent, printing JSON lines, or with a progress bar."""
@@ -134,5 +166,5 @@ def keep_old_name(old: str, new: str, command: Callable[..., None]) -> None:
     @app.command(old, hidden=True)
     @wraps(command)
     def renamed(*args: Any, **options: Any) -> None:
-        print(f"'polysite {old}' is now 'polysite {new}'; the old name goes in 0.3", file=sys.stderr)
+        say(f"'polysite {old}' is now 'polysite {new}'; the old name goes in 0.3", file=sys.stderr)
         command(*args, **options)

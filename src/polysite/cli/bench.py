@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polysite.cli.base import Override, Quiet, app, overrides_of, watching
+from polysite.cli.base import Override, Quiet, app, overrides_of, say, watching
 from polysite.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def bench(
     if name is None:
         width = max(map(len, benchmark.names()))
         for known in benchmark.names():
-            print(f"{known:{width}}  {benchmark.load(known).title}")
+            say(f"{known:{width}}  {benchmark.load(known).title}")
         return
     loaded = benchmark.load(name, scale).only(only or []).at_equal(budget)
     chosen = loaded if tuning else loaded.untuned()
@@ -99,7 +99,7 @@ def bench(
         if lacking and not plan:
             raise ConfigError(lacking)
         if lacking:
-            print(f"The data are not here: {lacking}")
+            say(f"The data are not here: {lacking}")
         return
     if chosen.radiomics is not None:
         _radiomics(chosen, target, given, quiet)
@@ -125,7 +125,7 @@ def _methods(
     with tables.counting("runs", count, quiet) as step:
         results = benchmark.run(chosen, target, given, jobs, step, *where)
     for job, why in results.failed.items():
-        print(f"polysite: {job} failed: {why}", file=sys.stderr)
+        say(f"polysite: {job} failed: {why}", file=sys.stderr)
     if any(results.cells.values()):
         grids = benchmark.publish(chosen, target, results)
         if not quiet:
@@ -134,7 +134,7 @@ def _methods(
             if not grids:
                 methods = next(iter(results.cells.values()))
                 tables.show(methods, benchmark.options(chosen, target, methods, results), full=True)
-            print(f"\nPage and tables: {target / 'comparison' / 'index.html'}")
+            say(f"\nPage and tables: {target / 'comparison' / 'index.html'}")
     if results.failed:
         raise typer.Exit(1)
 
@@ -149,4 +149,4 @@ def _radiomics(chosen: "Bench", target: Path, given: dict[str, str], quiet: bool
     if not quiet:
         for grid in grids:
             tables.show_grid(grid)
-        print(f"\nPage and tables: {target / 'comparison' / 'index.html'}")
+        say(f"\nPage and tables: {target / 'comparison' / 'index.html'}")

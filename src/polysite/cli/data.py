@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polysite.cli.base import Json, Override, Quiet, Source, app, keep_old_name, overrides_of, study_of, watching
+from polysite.cli.base import Json, Override, Quiet, Source, app, keep_old_name, overrides_of, say, study_of, watching
 from polysite.errors import ConfigError, PolysiteError
 
 PHANTOM = "WT=1,2,4; TC=1,4; ET=4"
@@ -44,8 +44,8 @@ def scan(
     manifest.write(scanned.manifest, out)
     tables.show_manifest(scanned.format, scanned.manifest)
     for remark in scanned.remarks:
-        print(f"note: {remark}")
-    print(f"\nThe manifest: {out}. Next: polysite data check {out}")
+        say(f"note: {remark}", hang=2)
+    say(f"\nThe manifest: {out}. Next: polysite data check {out}")
 
 
 @data.command()
@@ -57,7 +57,7 @@ def formats() -> None:
     from polysite.data.layouts import LAYOUTS
 
     for name, layout in LAYOUTS.items():
-        print(f"{name:12} {(layout.__doc__ or '').strip().splitlines()[0]}")
+        say(f"{name:12} {(layout.__doc__ or '').strip().splitlines()[0]}", hang=13)
 
 
 @data.command()
@@ -67,7 +67,7 @@ def cache(clear: Annotated[bool, typer.Option("--clear", help="Delete all prepar
 
     kept = Cache(place())
     size = kept.clear() if clear else kept.size
-    print(f"{place()}: {size / 2**30:.2f} GiB {'removed' if clear else 'of prepared cases'}")
+    say(f"{place()}: {size / 2**30:.2f} GiB {'removed' if clear else 'of prepared cases'}")
 
 
 @data.command()
@@ -144,11 +144,11 @@ def plan(
         said = []
         study = study_of(sources[0], override or [], said)
     lines = said or ["nothing is planned: the study states its own train.patch, has a preset, or is not about files"]
-    print(*lines, sep="\n")
+    say(*lines, hang=4)
     if out is not None:
         text = configuration.dump(study)
         write_file(out, lambda draft: draft.write_text(text, encoding="utf-8"))
-        print(f"\nThe study: {out}")
+        say(f"\nThe study: {out}")
 
 
 def _plan_of_hospitals(sources: list[Path], modalities: str, labels: str, device: str) -> tuple[Any, list[str]]:
@@ -196,7 +196,7 @@ def phantom(
     cases = study.data.case_refs(study.seed)
     write((case.open() for site in cases.values() for case in site), out)
     count = sum(map(len, cases.values()))
-    print(f"{count} cases of {len(cases)} hospitals in {out}. Next: polysite data scan {out} --labels '{PHANTOM}'")
+    say(f"{count} cases of {len(cases)} hospitals in {out}. Next: polysite data scan {out} --labels '{PHANTOM}'")
 
 
 for _old, _command in (("check-data", check), ("preview", preview), ("phantom", phantom)):
@@ -274,4 +274,4 @@ def radiomics(
         for grid in extract.tables(done):
             tables.show_grid(grid)
         for sentence in extract.words(done):
-            print(sentence)
+            say(sentence)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polysite.cli.base import Config, Json, Override, Quiet, app, study_of, watching
+from polysite.cli.base import Config, Json, Override, Quiet, app, say, study_of, watching
 from polysite.errors import PolysiteError, RunError, shown
 
 coordinator = typer.Typer(help="Run a study over real hospitals: the coordinator's side.", no_args_is_help=True)
@@ -54,14 +54,14 @@ def init(
 
     made = projects.init(project, site, address, ca=ca, ca_key=ca_key, certificate=certificate, key=key, local=local)
     if made.invited:
-        print(f"{project} is ready. Send every hospital its own archive; it makes its key itself and sends a request:")
+        say(f"{project} is ready. Send every hospital its own archive; it makes its key itself and sends a request:")
     else:
-        print(f"{project} is ready, for hospitals on this computer: their archives hold private keys.")
+        say(f"{project} is ready, for hospitals on this computer: their archives hold private keys.")
     for path in sorted((project / "sites").glob("*.zip")):
-        print(f"  {path}")
+        say(f"  {path}")
     if made.invited:
-        print(f"Then, for every request: polysite deploy sign REQUEST --project {project}")
-    print(f"Then: polysite deploy run STUDY.toml --project {project}")
+        say(f"Then, for every request: polysite deploy sign REQUEST --project {project}")
+    say(f"Then: polysite deploy run STUDY.toml --project {project}")
 
 
 @coordinator.command()
@@ -75,7 +75,7 @@ def add(
     from polysite.deploy import project as projects
 
     path = projects.add(project, site, ca_key=ca_key, local=local)
-    print(f"Send it to {site}, which enrols with it: {path}")
+    say(f"Send it to {site}, which enrols with it: {path}")
 
 
 @coordinator.command()
@@ -89,11 +89,11 @@ def sign(
 
     made = enrolment.sign(project, request, ca_key=ca_key)
     if made.renewed:
-        print(f"The certificate of {made.name} is renewed, for the key that was known.")
+        say(f"The certificate of {made.name} is renewed, for the key that was known.")
     else:
-        print(f"{made.name} is enrolled. Its key has the fingerprint {made.fingerprint}:")
-        print("compare it over the telephone before you send the certificate.")
-    print(f"Send it to {made.name}: {made.certificate}")
+        say(f"{made.name} is enrolled. Its key has this fingerprint:", f"  {made.fingerprint}")
+        say("Compare it over the telephone before you send the certificate.")
+    say(f"Send it to {made.name}: {made.certificate}")
 
 
 @coordinator.command()
@@ -105,7 +105,7 @@ def revoke(
     from polysite.deploy import enrolment
 
     enrolment.revoke(project, site)
-    print(f"The key of {site} is revoked. It can enrol again with a new one.")
+    say(f"The key of {site} is revoked. It can enrol again with a new one.")
 
 
 @coordinator.command()
@@ -117,7 +117,7 @@ def renew(
     from polysite.deploy import project as projects
 
     projects.renew(project, ca_key=ca_key)
-    print("The server has a new certificate; start it again. Hospitals need not do anything.")
+    say("The server has a new certificate; start it again. Hospitals need not do anything.")
 
 
 @coordinator.command()
@@ -148,7 +148,7 @@ def run(
 
     found = Loaded.load(project)
     for remark in found.remarks:
-        print(remark, file=sys.stderr)
+        say(remark, file=sys.stderr)
     found.check_enrolled(min_sites or found.min_sites)
     deadlines = Deadlines(quorum=min_sites or found.min_sites, deadline=deadline or found.deadline)
     study = None if resume else study_of(config, override or [])
@@ -157,7 +157,7 @@ def run(
     stoppable()
     with coordinator.listening(found) as link, watching(quiet, as_json) as watch:
         if not quiet and not as_json:
-            print(f"listening on {found.host}:{link.port} for {', '.join(found.sites)}", file=sys.stderr)
+            say(f"listening on {found.host}:{link.port} for {', '.join(found.sites)}", file=sys.stderr)
         names, tracked = list(found.sites), track or ()
         if resume:
             done = coordinator.resume(resume, link, watch, deadlines=deadlines, wait=wait, track=tracked)
@@ -203,14 +203,14 @@ def accept_leave(
 
     said, found = leaving.accept(project, statement, runs)
     for remains in found:
-        print("\n".join(leaving.sentences(remains)))
-        print(f"  to repeat it: polysite deploy retrain {remains.run} --without {said.site!r} --project {project}")
+        say("\n".join(leaving.sentences(remains)))
+        say(f"  to repeat it: polysite deploy retrain {remains.run} --without {said.site!r} --project {project}")
     count = f"{len(found)} run{'s' * (len(found) != 1)}"
-    print(f"{said.site} has left {count} below {runs}; each has the list as left.json.")
+    say(f"{said.site} has left {count} below {runs}; each has the list as left.json.")
     if said.cases:
-        print(f"Withdrawn cases, by their pseudonyms: {', '.join(said.cases)}")
+        say(f"Withdrawn cases, by their pseudonyms: {', '.join(said.cases)}")
     if said.federation:
-        print("Its key is revoked: a running server refuses its next message.")
+        say("Its key is revoked: a running server refuses its next message.")
 
 
 @coordinator.command()
@@ -237,11 +237,11 @@ def export(
     study = study_of(config, override or [])
     write(study, out, sites=names, quorum=min_sites, deadline=deadline, wait=wait, assess=assess)
     sites = list(getattr(study.data, "sites", ())) or names or ["SITE,..."]
-    print(f"{out} is ready. Server and sites need polysite[flare] and, once, 'polysite site flare WORKSPACE'. Then:")
-    print(f"  nvflare job submit -j {out}")
-    print("The same command goes on after the last round, if the job was lost. Or, all on this computer:")
+    say(f"{out} is ready. Server and sites need polysite[flare] and, once, 'polysite site flare WORKSPACE'. Then:")
+    say(f"  nvflare job submit -j {out}")
+    say("The same command goes on after the last round, if the job was lost. Or, all on this computer:")
     simulator = f"nvflare simulator {out} -w workspace -c {','.join(sites)} -t {len(sites)}"
-    print(f"  polysite site flare workspace && {simulator}")
+    say(f"  polysite site flare workspace && {simulator}")
 
 
 def _publish(done: Any, quiet: bool, as_json: bool) -> None:
@@ -254,7 +254,7 @@ def _publish(done: Any, quiet: bool, as_json: bool) -> None:
     runs, options = write_page(done)
     if not quiet and not as_json:
         tables.show(runs, options)
-        print(f"\nThe page: {done.folder.path / 'index.html'}")
+        say(f"\nThe page: {done.folder.path / 'index.html'}")
 
 
 @hospital.command("run")
@@ -266,18 +266,18 @@ def serve(
     from polysite.deploy.project import SiteConfig
     from polysite.deploy.site import courier
 
-    def say(what: str) -> None:
+    def tell(what: str) -> None:
         if not quiet:
-            print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {what}", flush=True)
+            say(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {what}", hang=2)
 
     found = SiteConfig.load(site)
     for remark in found.remarks:
-        say(remark)
+        tell(remark)
     stoppable()
     try:
-        courier.run(found, say)
+        courier.run(found, tell)
     except KeyboardInterrupt:
-        say("stopped; the memory of this site is in its state folder")
+        tell("stopped; the memory of this site is in its state folder")
 
 
 @hospital.command("flare")
@@ -288,8 +288,8 @@ def admit(
     from polysite.deploy.flare.site_folder import admit as let
 
     own = let(workspace)
-    print(f"{own.parent / 'resources.json'} names polysite's two classes; start FLARE again.")
-    print(f"At a hospital: set [data] in {own / 'site.toml'}, and read {own / 'policy.toml'}.")
+    say(f"{own.parent / 'resources.json'} names polysite's two classes; start FLARE again.")
+    say(f"At a hospital: set [data] in {own / 'site.toml'}, and read {own / 'policy.toml'}.")
 
 
 @hospital.command("enrol")
@@ -298,9 +298,9 @@ def enrol(site: Site = HERE) -> None:
     from polysite.deploy import enrolment
 
     request, fingerprint = enrolment.enrol(site)
-    print(f"The key was made; it stays here. Send the request to the coordinator: {request}")
-    print(f"Tell them its fingerprint over the telephone: {fingerprint}")
-    print(f"With the certificate that comes back: polysite site install CERTIFICATE {site}")
+    say(f"The key was made; it stays here. Send the request to the coordinator: {request}")
+    say("Tell them its fingerprint over the telephone:", f"  {fingerprint}")
+    say(f"With the certificate that comes back: polysite site install CERTIFICATE {site}")
 
 
 @hospital.command("install")
@@ -312,7 +312,7 @@ def install(
     from polysite.deploy import enrolment
 
     end = enrolment.install(site, certificate)
-    print(f"The certificate is installed; it expires on {end:%Y-%m-%d}. Then: polysite site run {site}")
+    say(f"The certificate is installed; it expires on {end:%Y-%m-%d}. Then: polysite site run {site}")
 
 
 @hospital.command("renew")
@@ -321,8 +321,8 @@ def renew_certificate(site: Site = HERE) -> None:
     from polysite.deploy import enrolment
 
     request, _ = enrolment.renew(site)
-    print(f"Send it to the coordinator: {request}")
-    print(f"With the certificate that comes back: polysite site install CERTIFICATE {site}")
+    say(f"Send it to the coordinator: {request}")
+    say(f"With the certificate that comes back: polysite site install CERTIFICATE {site}")
 
 
 @hospital.command("leave")
@@ -349,10 +349,10 @@ def withdraw(
 
 def _show_left(done: Any) -> None:
     for total in done.sent:
-        print(f"{total.study}  {total.kind}: {total.requests} asked, {total.bytes} bytes had left")
+        say(f"{total.study}  {total.kind}: {total.requests} asked, {total.bytes} bytes had left")
     count = len(done.statement.studies)
-    print(f"Memories and models of {count} stud{'y' if count == 1 else 'ies'} were deleted here; the log was kept.")
-    print(f"Send it to the coordinator, who lists what remains of this hospital: {done.path}")
+    say(f"Memories and models of {count} stud{'y' if count == 1 else 'ies'} were deleted here; the log was kept.")
+    say(f"Send {done.path} to the coordinator, who lists what remains of this hospital.")
 
 
 def stoppable() -> None:
@@ -371,7 +371,7 @@ def write_statistics(
 
     path, found = own_statistics.write(site, out)
     print(found.to_json())
-    print(f"This is all that {path} says. Send it to the coordinator, for 'polysite data plan'.")
+    say(f"This is all that {path} says. Send it to the coordinator, for 'polysite data plan'.")
 
 
 @hospital.command("package")
@@ -400,17 +400,15 @@ def show_log(site: Site = HERE, as_json: Json = False) -> None:
         return
     for entry in entries:
         if entry["kind"] == "cut":
-            print(f"line {entry['line']} was cut by a crash")
+            say(f"line {entry['line']} was cut by a crash")
             continue
         where = f", round {entry['round'] + 1}" if entry.get("round", -1) >= 0 else ""
         no = entry.get("refused") or entry.get("error")
         left = f"refused: {no}" if no else f"{entry.get('bytes', 0)} bytes: {json.dumps(entry.get('left', {}))}"
         again = "  (once more)" if entry.get("again") else ""
         what = f"{entry.get('study', '')}  {entry.get('kind', '')}{where}  {left}{again}"
-        print(shown(f"{entry['time']}  {what}", 1000))
-    print()
+        say(shown(f"{entry['time']}  {what}", 1000), hang=2)
+    say()
     for total in ledger.summary(entries):
-        print(
-            f"{total.study}  {total.kind}: {total.requests} asked, {total.refusals} refused, {total.bytes} bytes left"
-        )
-    print(f"{len(entries)} entries; every one is tied to the one before it, none was changed or removed.")
+        say(f"{total.study}  {total.kind}: {total.requests} asked, {total.refusals} refused, {total.bytes} bytes left")
+    say(f"{len(entries)} entries; every one is tied to the one before it, none was changed or removed.")

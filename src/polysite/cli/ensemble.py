@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from polysite.cli.base import Json, Quiet, app, watching
+from polysite.cli.base import Json, Quiet, app, say, watching
 from polysite.foreign import parse_json
 
 
@@ -42,4 +42,4 @@ def ensemble(
     elif not quiet:
         tables.show(made)
         tables.show_grid(predicting.members(made[0].name, about))
-        print(f"\nPage: {run.folder.path / 'index.html'}" if page else f"\nRun folder: {run.folder.path}")
+        say(f"\nPage: {run.folder.path / 'index.html'}" if page else f"\nRun folder: {run.folder.path}")

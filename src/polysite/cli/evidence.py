@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from polysite.cli.base import Json, Override, app, study_of
+from polysite.cli.base import Json, Override, app, say, study_of
 from polysite.errors import ConfigError
 
 
@@ -50,7 +50,7 @@ def evidence(
             return
         for grid in show.matches(found):
             tables.show_grid(grid)
-        print(show.GAIN if found else "The evidence bank is empty.")
+        say(show.GAIN if found else "The evidence bank is empty.")
         return
     chosen = known if name is None else [f for f in known if f.data == name]
     chosen = chosen or [f for f in known if f.data.startswith(name or "")]
@@ -61,8 +61,8 @@ def evidence(
             print(json.dumps(show.plain(federation)))
     elif name is None:
         tables.show_grid(show.overview(chosen))
-        print("Local table: off" if bank.is_off() else f"Local table: {bank.place()}")
+        say("Local table: off" if bank.is_off() else f"Local table: {bank.place()}")
     else:
         for federation in chosen:
             tables.show_grid(show.methods(federation))
-        print(show.GAIN)
+        say(show.GAIN)

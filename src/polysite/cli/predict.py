@@ -1,13 +1,14 @@
 """The command ``predict``."""
 
 import json
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from polysite.cli.base import Json, Quiet, app
+from polysite.cli.base import Json, Quiet, app, say
 
 
 @app.command()
@@ -75,17 +76,17 @@ def predict(
         for case, reason in done.failed.items():
             print(json.dumps({"case": case, "failed": reason}))
     elif not quiet:
-        _show(done)
+        _show(done, key)
     for case, reason in done.failed.items():
-        typer.echo(f"polysite: {case} was left out: {reason}", err=True)
+        say(f"polysite: {case} was left out: {reason}", file=sys.stderr)
     if done.failed:
         raise typer.Exit(1)
 
 
-def _show(done: Any) -> None:
+def _show(done: Any, key: Path | None) -> None:
     """Print how many scans were predicted and where the results are."""
     count = len({line["case"] for line in done.table})
-    print(f"{count} scan{'s' * (count != 1)} predicted: {done.folder}")
+    say(f"{count} scan{'s' * (count != 1)} predicted: {done.folder}")
     for name, what in (
         ("volumes.csv", "volumes of every label"),
         ("probabilities.csv", "probabilities of every class"),
@@ -93,7 +94,7 @@ def _show(done: Any) -> None:
         ("preview.png", "slices with outlines"),
     ):
         if (done.folder / name).exists():
-            print(f"  {name:18} {what}")
+            say(f"  {name:18} {what}")
     if done.pseudonyms:
-        scans = "scan was" if done.pseudonyms == 1 else "scans were"
-        print(f"{done.pseudonyms} DICOM {scans} called after the patient and got a pseudonym (--key FILE lists them).")
+        scans, listed = "scan was" if done.pseudonyms == 1 else "scans were", key or "--key FILE"
+        say(f"{done.pseudonyms} DICOM {scans} called after the patient and got a pseudonym ({listed} lists them).")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from polysite.cli.base import Json, Quiet, app, watching
+from polysite.cli.base import Json, Quiet, app, say, watching
 from polysite.errors import ConfigError, PolysiteError
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; NAME=RUN gives one a name.")]
@@ -92,7 +92,7 @@ def evaluate(
     elif not quiet:
         tables.show(methods(summaries))
         files = [str(each.evaluation.path / "cases.csv") for each in summaries if each.evaluation]
-        print(f"\nScores of every case: {', '.join(files)}")
+        say(f"\nScores of every case: {', '.join(files)}")
 
 
 @app.command()
@@ -177,7 +177,7 @@ def compare(
         print(json.dumps({"comparison": str(target), **publish.plain(done)}))
     elif not quiet:
         tables.show(compared, options, full=True)
-        print(f"\nPage: {target / 'index.html'}; tables as Markdown, LaTeX and CSV, and figures/ beside it")
+        say(f"\nPage: {target / 'index.html'}; tables as Markdown, LaTeX and CSV, and figures/ beside it")
 
 
 @app.command()
@@ -216,7 +216,7 @@ def watch(
     from polysite.report.watch import serve
 
     def ready(address: str) -> None:
-        print(f"Page of {run}: {address} (Ctrl-C to stop)", flush=True)
+        say(f"Page of {run}: {address} (Ctrl-C to stop)")
         if open_browser:
             typer.launch(address)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polysite.cli.base import Config, Json, Override, Quiet, app, study_of, watching
+from polysite.cli.base import Config, Json, Override, Quiet, app, say, study_of, watching
 from polysite.errors import PolysiteError, shown
 
 
@@ -30,7 +30,7 @@ def demo(
             from polysite.report.runs import methods, read
 
             tables.show(methods([read(page.parent)]))
-            print(f"\nPage with figures: {page}")
+            say(f"\nPage with figures: {page}")
         return
     if engine != "simulator":
         raise PolysiteError(f"--engine {shown(engine, 40)}: the demonstration runs over 'simulator' or 'flare'")
@@ -38,7 +38,7 @@ def demo(
         page = demonstration.run(out, seed, watch)
     if not quiet:
         demonstration.show(page.parent)
-        print(f"\nPage with figures: {page}")
+        say(f"\nPage with figures: {page}")
 
 
 @app.command()
@@ -87,7 +87,7 @@ def train(
     from polysite import study as studies
 
     if said and not quiet and not as_json:
-        print("Settings from the data (--set changes them):", *said, sep="\n  ")
+        say("Settings from the data (--set changes them):", *(f"  {line}" for line in said), hang=4)
     with watching(quiet, as_json) as watch:
         tracked, where = track or (), studies.Engine(engine, ray_address, workers)
         if resume:
@@ -112,7 +112,7 @@ def train(
         publish.page(run.folder.path / "index.html", trained, options)
     if not quiet and not as_json:
         tables.show(trained, options)
-        print(f"\nPage: {run.folder.path / 'index.html'}" if page else f"\nRun folder: {run.folder.path}")
+        say(f"\nPage: {run.folder.path / 'index.html'}" if page else f"\nRun folder: {run.folder.path}")
 
 
 @app.command()
@@ -135,9 +135,9 @@ def assess(
         from polysite.report import tables
 
         tables.show_assessment(done.assessment, done.verdict)
-        print(f"\nPage with figures: {done.folder / 'index.html'}")
-        first = next(iter(sorted((done.folder / "strategies").iterdir())))
-        print(f"To train the first strategy: polysite train {first}")
+        say(f"\nPage with figures: {done.folder / 'index.html'}")
+        first = done.folder / "strategies" / done.verdict.strategies[0].file
+        say(f"To train the first strategy: polysite train {first}")
 
 
 @app.command()

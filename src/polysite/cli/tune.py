@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polysite.cli.base import Config, Json, Override, Quiet, app, study_of
+from polysite.cli.base import Config, Json, Override, Quiet, app, say, study_of
 from polysite.cli.deploy import HERE, Deadline, Project, Wait, coordinator, stoppable
 from polysite.errors import ConfigError
 
@@ -115,16 +115,14 @@ def tune_hospitals(
         tables.show_grid(tuning.plan_table(planned, hospitals=True))
         return
     for remark in loaded.remarks:
-        print(remark, file=sys.stderr)
+        say(remark, file=sys.stderr)
     deadlines = Deadlines(quorum=min_sites or loaded.min_sites, deadline=deadline or loaded.deadline)
     target = _target(config, out)
     stoppable()
     with run.listening(loaded) as link, live.board("runs", _runs(planned), quiet or as_json) as step:
         if not quiet and not as_json:
-            print(f"listening on {loaded.host}:{link.port} for {', '.join(loaded.sites)}", file=sys.stderr)
-            print(
-                f"every hospital is asked about {planned.studies} studies before anything is trained", file=sys.stderr
-            )
+            say(f"listening on {loaded.host}:{link.port} for {', '.join(loaded.sites)}", file=sys.stderr)
+            say(f"every hospital is asked about {planned.studies} studies before anything is trained", file=sys.stderr)
         runner = Hospitals(link, list(loaded.sites), deadlines, wait, all_sites=min_sites is None)
         found = tuning.tune(study, target, known, budget, inner, equal, runner, step, tuning.write_page)
     _show(found, "polysite deploy run", quiet, as_json)
@@ -151,7 +149,7 @@ def _show(found: "Tuned", command: str, quiet: bool, as_json: bool) -> None:
         print(json.dumps(_plain(found)))
     elif not quiet:
         tables.show_grid(tuning.table(found))
-        print(f"\nPage: {found.folder / 'index.html'}\nThe best study: {command} {found.folder / 'best.toml'}")
+        say(f"\nPage: {found.folder / 'index.html'}\nThe best study: {command} {found.folder / 'best.toml'}")
 
 
 def _plain(found: "Tuned") -> dict[str, object]:

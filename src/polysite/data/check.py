@@ -19,7 +19,7 @@ import numpy as np
 
 from polysite import machine
 from polysite.data.files import Files, agree, boxed, channel, truth_of
-from polysite.data.images import Image
+from polysite.data.images import BARE, Image, suffix
 from polysite.data.manifest import Manifest, Row
 from polysite.errors import DataError
 
@@ -190,14 +190,14 @@ def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) ->
     voxels = {} if truth is None else _labels(listed, row, truth, allow, say)
     hashes = {m: blake2b(np.ascontiguousarray(i.array).data, digest_size=16).hexdigest() for m, i in images.items()}
     _copies(listed, hashes, row, say)
-    grid = images[first]
+    grid, file = images[first], listed.file(row.images[first])[0]
     return Finding(
         row.site,
         row.case,
         grid.shape,
         grid.spacing,
         grid.unit,
-        grid.orientation,
+        "" if suffix(str(file)) in BARE else grid.orientation,
         voxels,
         hashes,
         {m: str(listed.file(row.images[m])[0]) for m in images},

@@ -74,7 +74,10 @@ def scan(root: Path, format: str = "auto", tables: Sequence[Path] = (), labels: 
     rows = _usable(rows, f"{root}, read as {name!r}", remarks)
     rows = _labelled(rows, root, labels, remarks)
     if not all(r.site for r in rows):
-        remarks.append("no table of sites (FeTS: partitioning_1.csv) was found, so the cases form one site, 'all'")
+        remarks.append(
+            "neither folders nor a table name the hospitals, so the cases form one site, 'all'; "
+            "--table FILE, a CSV with the columns case and site, names them"
+        )
         rows = [r if r.site else replace(r, site="all") for r in rows]
     rows = _without_patients(rows, root, remarks)
     order = {site: i for i, site in enumerate(natural({r.site for r in rows}))}

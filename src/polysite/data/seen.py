@@ -36,7 +36,8 @@ def describe(root: Path, layouts: Mapping[str, Callable[[Path], list[Row]]]) -> 
     doc = (layouts[name].__doc__ or "").strip().rstrip(".")
     return (
         f"{found}; nearest layout: {name}, which looks for {doc}. Rename folders and files to fit it ('polysite data "
-        "formats' lists all layouts), or write a manifest with the columns site, case, image, label, labels"
+        "formats' lists all layouts), or write a manifest with the columns site, case, image, label, labels. Scans to "
+        f"predict need neither: 'polysite predict RUN {root.name}'"
     )
 
 

@@ -117,18 +117,19 @@ def make_plan(sites: Sequence[SiteStatistics], frame: Frame = Frame()) -> DataPl
     if frame.slices:
         shape = _slice(_median(sites, True), frame.slices)
     dims, size = len(shape), " × ".join(map(str, shape))
+    unit = "pixels" if dims == 2 else "voxels"
     step = STEP[frame.device, dims]
     patch = _patch(shape, step // 2, frame.divisor)
-    put("train.patch", patch, f"the median {'slice' if frame.slices else 'image'} has {size} voxels")
+    put("train.patch", patch, f"the median {'slice' if frame.slices else 'image'} has {size} {unit}")
     batch = max(2, min(MOST_PATCHES, step // prod(patch)))
-    put("train.batch", batch, f"{batch * prod(patch)} voxels per step on a {'CPU' if frame.device == 'cpu' else 'GPU'}")
+    put("train.batch", batch, f"{batch * prod(patch)} {unit} per step on a {'CPU' if frame.device == 'cpu' else 'GPU'}")
     cases = max(1.0, frame.train * float(np.median([s.cases for s in sites])))
     patches = _patches(shape, patch, batch, cases)
     put("train.patches", patches, f"{ceil(cases * patches / batch)} steps in a round at a site of {cases:.0f} cases")
     if first.task == "segmentation":
         put("train.foreground", FOREGROUND, "of the patches, this share is centred on a label")
     rate = float(f"{RATE * sqrt(batch * prod(patch) / STEP['cpu', dims]):.2g}")
-    put("train.lr", rate, "of plain SGD, with the square root of the voxels per step")
+    put("train.lr", rate, f"for plain SGD; it grows with the square root of the {unit} per step")
     ratio = _validation(shape, patch, patches, frame) if first.task == "segmentation" else 0.0
     every = max(1, ceil(ratio / SHARE))
     if every > 1:

@@ -83,10 +83,7 @@ def write(folder: Path, assessment: Assessment, verdict: Verdict, about: Mapping
         tests=list(_tests(assessment)),
         named=[_named(d) for d in assessment.distances.values()],
         ranks=_ranks(assessment),
-        left=[
-            (site, assessment.cases.get(site, "not known"), amount(size), words)
-            for site, (size, words) in assessment.left.items()
-        ],
+        left=_left(assessment),
         settings=asdict(assessment.settings),
         about=about,
         beside=[name for name in BESIDE if (folder / name).exists()],
@@ -98,6 +95,15 @@ def write(folder: Path, assessment: Assessment, verdict: Verdict, about: Mapping
     )
     page.write_text(text, encoding="utf-8")
     return page
+
+
+def _left(assessment: Assessment) -> list[tuple[list[str], str, str, str]]:
+    """Return what left the hospitals: those that sent the same together, by their number of cases."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for site, (size, words) in assessment.left.items():
+        key = (str(assessment.cases.get(site, "not known")), amount(size), words)
+        alike.setdefault(key, []).append(site)
+    return [(sites, *key) for key, sites in sorted(alike.items(), key=lambda each: (len(each[0][0]), each[0]))]
 
 
 def groups(clusters: Groups) -> str:

@@ -45,7 +45,7 @@ def tables(methods: Sequence[Method], split: str) -> list[Grid]:
     )
     head = ("average", "method", *chain.from_iterable(titles))
     title = "Averages over classes, per client and pooled"
-    return [Grid("averages", title, head, tuple(chain.from_iterable(blocks)), _note(split, classes, peeked))]
+    return [Grid("averages", title, head, tuple(chain.from_iterable(blocks)), _note(split, classes, peeked), names=2)]
 
 
 def _line(method: Method, measures: Sequence[str], way: Way, peeked: bool) -> Line:

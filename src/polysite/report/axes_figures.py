@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from polysite.config import flat
 from polysite.metrics.averages import AVERAGES, OF_CLASSIFICATIONS, OF_SEGMENTATIONS, Way
@@ -30,7 +31,8 @@ def distance(results: Sequence[FederationResult]) -> list[Picture]:
     """Draw the loss of every method against every distance, a point per federation; none without distances."""
     pairs = related(results)
     kinds = list(dict.fromkeys(pair.distance for pair in pairs))
-    methods = list(dict.fromkeys(pair.method for pair in pairs))[:MAX_METHODS]
+    known = list(dict.fromkeys(pair.method for pair in pairs))
+    methods = known[:MAX_METHODS]
     if not kinds:
         return []
     figure, panels = _panels(len(kinds))
@@ -57,6 +59,7 @@ def distance(results: Sequence[FederationResult]) -> list[Picture]:
         legend(figure, dict(entries(panels[0])))
     named = "; ".join(f"{k} {r.title}" for k, r in enumerate(results, start=1))
     numbered = f" Numbers: {named}." if len(methods) == 1 else ""
+    numbered += f" {len(methods)} of {len(known)} methods are shown." if len(known) > len(methods) else ""
     caption = (
         f"Loss of {main} against the mean distance between the sites, a point per federation; bars: one standard "
         f"deviation over the seeds.{numbered}"
@@ -93,6 +96,8 @@ def _swept(results: Sequence[FederationResult], key: str, title: str, words: str
         _curves(axes, result, key, score)
         axes.set_title(unformatted(result.title), fontsize=9, loc="left")
         axes.set_xlabel(key, fontsize=9)
+        if axes.get_xscale() == "linear":
+            axes.xaxis.set_major_locator(MaxNLocator(4))  # more numbers of many digits would touch
     panels[0].set_ylabel(title, fontsize=9)
     legend(figure, {label: handle for axes in panels for label, handle in entries(axes)})
     caption = f"{words} Dashed lines: methods without this setting."

@@ -326,6 +326,8 @@ def _overview(comparison: Comparison) -> Grid:
     note += "; Dice is the mean over the labels of a case. " if several else ". "
     note += comparison.policy.words if distance else "Both masks empty counts as Dice 1, exactly one as 0."
     note += " Over seeds: mean over all cases ± standard deviation over the seeds." if seeds else ""
+    for m in comparison.methods:
+        note += f" {m.name}: every hospital uses the model that {m.owner} trained." if m.owner else ""
     title = "Mean over the hospitals" if comparison.by_hospital else "Mean over all cases"
     return Grid("overview", title, tuple(head), mark_best(lines, better), note)
 
@@ -356,7 +358,7 @@ def _hospitals(comparison: Comparison, measure: str) -> Grid:
     head = ("hospital", "cases", *(m.name for m in comparison.methods))
     lines = [
         _across(shown[s] if s else "all", counts[s] if s else sum(counts.values()), s, cells, comparison, better)
-        for s in (*comparison.sites, None)
+        for s in (*comparison.sites, *[None] * (len(comparison.sites) > 1))
     ]
     return Grid(f"hospitals_{measure}", title, head, tuple(lines), note)
 
@@ -538,7 +540,10 @@ def summary(comparison: Comparison) -> list[str]:
         return sentences
     ranked = sorted(means, key=lambda n: -means[n])
     best, last = ranked[0], ranked[-1]
-    sentences = [f"{best} has the highest mean {what}, {means[best]:.3f}; {last} the lowest, {means[last]:.3f}."]
+    trained = f"Of the {len(ranked)} methods, " if len(ranked) < len(comparison.methods) else ""
+    sentences = [
+        f"{trained}{best} has the highest mean {what}, {means[best]:.3f}; {last} the lowest, {means[last]:.3f}."
+    ]
     main = [t for t in comparison.tests if t.measure == comparison.main]
     better = [t.method for t in main if t.significant and t.effect > 0]
     worse = [t.method for t in main if t.significant and t.effect < 0]

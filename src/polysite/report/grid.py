@@ -51,13 +51,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table. The first column holds names, all others numbers."""
+    """A table. The first columns hold names, all others numbers."""
 
     name: str  # file name of its CSV
     title: str
     head: tuple[str, ...]
     lines: tuple[Line, ...]
     note: str = ""
+    names: int = 1  # columns of names, which every part of a wide table has
 
     def markdown(self) -> str:
         """Return the table as Markdown; the best of a column is bold."""
@@ -185,7 +186,7 @@ def narrowed(grid: Grid) -> Grid:
 
 
 def fitting(grid: Grid, width: int) -> list[Grid]:
-    """Return a table in parts that a window of so many characters can show; all parts have the first column.
+    """Return a table in parts that a window of so many characters can show; all parts have the columns of names.
 
     A table that is too wide shows means without deviations; if it still is, long names are shortened.
     """
@@ -199,18 +200,18 @@ def fitting(grid: Grid, width: int) -> list[Grid]:
     grid = replace(grid, head=tuple(shorten(grid.head, HEAD)[h] for h in grid.head))
     names = shorten([line.cells[0].text for line in grid.lines], width // 2)
     named = tuple(replace(e, cells=(Cell(names[e.cells[0].text]), *e.cells[1:])) for e in grid.lines)
-    first, *rest = _widths(replace(grid, lines=named))
-    blocks: list[list[int]] = [[]]
-    for k, each in enumerate(rest, 1):
-        if blocks[-1] and first + sum(rest[j - 1] for j in blocks[-1]) + each >= width:
-            blocks.append([])
+    widths, keys = _widths(replace(grid, lines=named)), range(grid.names)
+    blocks = [[*keys]]
+    for k in range(grid.names, len(widths)):
+        if len(blocks[-1]) > grid.names and sum(widths[j] for j in (*blocks[-1], k)) >= width:
+            blocks.append([*keys])
         blocks[-1].append(k)
     return [
         replace(
             grid,
             title=grid.title + " (continued)" * (at > 0),
-            head=(grid.head[0], *(grid.head[k] for k in block)),
-            lines=tuple(replace(e, cells=(e.cells[0], *(e.cells[k] for k in block))) for e in named),
+            head=tuple(grid.head[k] for k in block),
+            lines=tuple(replace(e, cells=tuple(e.cells[k] for k in block)) for e in named),
         )
         for at, block in enumerate(blocks)
     ]

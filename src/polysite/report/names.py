@@ -24,6 +24,9 @@ def shorten(names: Sequence[str], most: int) -> dict[str, str]:
     ['Hospital…1…', 'Hospital…2…', 'Clinic']
     >>> list(shorten(["St. Mary of the Northern Hills", "St. Mary under the Northern Hills"], 8).values())
     ['St. …lls', 'St…lls 2']
+    >>> two = [f"A model for each of {{{first}… of the North and 7 more}}" for first in ("Anna", "Emma")]
+    >>> list(shorten(two, 30).values())
+    ['A model for each of…{Anna…', 'A model for each of…{Emma…']
     """
     alike: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
@@ -40,7 +43,7 @@ def _told_apart(names: Sequence[str], most: int, taken: Collection[str]) -> dict
     end = end[::-1]
     start = shared.rfind(" ") + 1
     end = end[end.find(" ") :] if " " in end else ""
-    middles = [n[start : len(n) - len(end)].strip(" ,;") for n in names]
+    middles = [n[start : len(n) - len(end)].strip(" ,;…") for n in names]
     room = most - max(map(len, middles)) - 2
     made = [f"{shared[: min(room, start)].rstrip(' ,;')}…{middle}{'…' if end else ''}" for middle in middles]
     if room >= 3 and all(middles) and len({*made, *taken}) == len(made) + len(taken):

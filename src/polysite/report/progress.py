@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from polysite.engines.record import RoundRecord
 from polysite.engines.rounds import Watch
@@ -97,18 +98,20 @@ def progress() -> Iterator[Bar]:
 def _bars() -> Iterator[Any]:
     """Yield bars, which start with the first task, or plain lines; warnings are printed above them."""
     console = Console(stderr=True)
+    name = Column(min_width=12, max_width=24, no_wrap=True, overflow="ellipsis")
+    note = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     columns = (
-        TextColumn("{task.description}", markup=False),  # names may contain brackets
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[note]:44}", markup=False),
-        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False, table_column=name),  # names may contain brackets
+        BarColumn(bar_width=14),
+        TextColumn("{task.fields[note]}", markup=False, table_column=note),
+        TimeRemainingColumn(elapsed_when_finished=True),
     )
     log, handler = (
         logging.getLogger("polysite"),
         RichHandler(logging.WARNING, console, show_path=False, show_time=False),
     )
     log.addHandler(handler)
-    bars = Progress(*columns, console=console) if console.is_terminal else PlainProgress(console)
+    bars = Progress(*columns, console=console, expand=True) if console.is_terminal else PlainProgress(console)
     try:
         yield bars
     finally:

@@ -86,8 +86,9 @@ def show_manifest(format: str, manifest: Manifest) -> None:
     table = _table("site", "cases")
     for site, rows in manifest.sites.items():
         table.add_row(escape(site), str(len(rows)))
-    table.add_section()
-    table.add_row("all", str(len(manifest.rows)), style="bold")
+    if len(manifest.sites) > 1:
+        table.add_section()
+        table.add_row("all", str(len(manifest.rows)), style="bold")
     console.print(table)
     console.print(f"modalities: {escape(', '.join(manifest.modalities))}", soft_wrap=True)
     kind = "labels" if manifest.task == "segmentation" else "classes"

@@ -252,7 +252,10 @@ def prevented(found: Attacked) -> Iterator[str]:
         yield "epsilon = 8 (or any other number) would have refused this run: no noise was added."
     small = sorted(site for site, count in p.patients.items() if count < FEWEST)
     if small:
-        yield f"fewest = {FEWEST} would have kept {', '.join(small)} out, with fewer training patients than that."
+        who = ", ".join(small)
+        if len(small) > 4:
+            who = f"{len(small)} of {len(p.patients)} hospitals ({', '.join(small[:3])} and {len(small) - 3} more)"
+        yield f"fewest = {FEWEST} would have kept {who} out, with fewer training patients than that."
     else:
         yield f"fewest = {FEWEST} was met: every hospital trained on at least {FEWEST} patients."
     one = next((i for i in found.inverted if i.name == "one patient"), None)

@@ -1,7 +1,10 @@
 """Tables of a search: its plan, and its result."""
 
-from polysite.report.grid import Cell, Grid, Line, name, number
+from polysite.report.grid import Cell, Grid, Line, name, number, with_best
 from polysite.tuning.search import Plan, Tuned
+
+MANY_SITES = 6  # more hospitals get a table of their own
+MOST_CANDIDATES = 8  # in that table
 
 
 def plan_table(plan: Plan, hospitals: bool = False) -> Grid:
@@ -22,15 +25,35 @@ def plan_table(plan: Plan, hospitals: bool = False) -> Grid:
 
 
 def table(found: Tuned) -> Grid:
-    """Return the candidates of a search, best first."""
+    """Return the candidates of a search, best first; of many hospitals, the lowest and the highest score."""
     sites = sorted(found.best.sites)
+    many = len(sites) > MANY_SITES
     lines = []
     for row in found.rows:
         score = name(row.failed) if row.score is None else Cell(f"{row.score:.3f}", row.score, row is found.best)
-        each = [Cell(f"{row.sites[s]:.3f}", row.sites[s]) if s in row.sites else name("") for s in sites]
+        ends = [f(row.sites.values()) if row.sites else None for f in (min, max)]
+        each = [_score(x) for x in (ends if many else [row.sites.get(s) for s in sites])]
         lines.append(Line((name(row.candidate.name), Cell(f"{row.share:.0%}", row.share), score, *each)))
-    head = ("candidate", "of a training", "score", *sites)
+    head = ("candidate", "of a training", "score", *(("lowest hospital", "highest hospital") if many else sites))
     return Grid("candidates", "Candidates", head, tuple(lines), note(found))
+
+
+def by_hospital(found: Tuned) -> Grid | None:
+    """Return the scores of the best candidates and of the reference at every hospital, if `table` leaves them out."""
+    sites = sorted(found.best.sites)
+    if len(sites) <= MANY_SITES:
+        return None
+    scored = [row for row in found.rows if row.score is not None]
+    rows = [row for row in scored if row in scored[:MOST_CANDIDATES] or row is found.reference]
+    lines = [Line((name(s), *with_best([_score(row.sites.get(s)) for row in rows], 1))) for s in sites]
+    rest = len(found.rows) - len(rows)
+    words = f"{len(rows)} of {len(found.rows)} candidates; candidates.csv has all." if rest else ""
+    head = ("hospital", *(row.candidate.name for row in rows))
+    return Grid("candidates_hospitals", "Best candidates by hospital", head, tuple(lines), words)
+
+
+def _score(value: float | None) -> Cell:
+    return name("") if value is None else Cell(f"{value:.3f}", value)
 
 
 def note(found: Tuned) -> str:
