@@ -203,7 +203,7 @@ def test_running_statistics_of_instance_normalisation_are_refused_too():
     refuse_batch_norm(network().module)
 
 
-def test_a_step_that_draws_nobody_is_noise_alone_and_is_paid():
+def test_a_step_that_draws_none_kept_is_noise_alone_and_is_paid():
     here = site(Private("patient", clip=0.5, noise=1.5))
     draws = here.private_draws(np.random.default_rng(0))
     empty = replace(draws, rng=Never())
@@ -232,7 +232,7 @@ def test_cases_that_are_kept_change_neither_draws_nor_cost():
     assert {n for names in part.draw(some) for n in names} == drawn[0] & some and none.draw(()) == []
     assert part.rate == whole.rate and part.steps(3) == whole.steps(3)
     home = site()
-    all_cases, nobody = home.fit(home.start), home.fit(home.start, keep=())
-    assert nobody.release == all_cases.release and nobody.steps == all_cases.steps
-    moved = [np.abs(np.asarray(nobody.params[k]) - np.asarray(home.start[k])).max() for k in home.start]
+    all_cases, none_kept = home.fit(home.start), home.fit(home.start, keep=())
+    assert none_kept.release == all_cases.release and none_kept.steps == all_cases.steps
+    moved = [np.abs(np.asarray(none_kept.params[k]) - np.asarray(home.start[k])).max() for k in home.start]
     assert max(moved) > 0

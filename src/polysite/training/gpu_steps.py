@@ -5,6 +5,7 @@ and the parameters of the network from fixed memory. An incomplete batch is fill
 batch statistics these change nothing. One that is at most half full has a step of half the size. The first steps run
 as they are and are timed; then a run compiles its network if the steps that are left will save more time than compiling
 takes. Of several processes on a machine one compiles; the others go on uncompiled until its kernels are on disk.
+Small steps on a Hopper GPU use kernels of our own (``normalisation``, ``convolution``) and hardly need a compiler.
 Memory, not time, shows whether a step is small: other processes on the GPU make it slow, but not large.
 """
 
@@ -37,7 +38,7 @@ Heads = tuple[torch.Tensor, ...]  # logits of all heads of a network, the main o
 
 PROBE = 8  # uncompiled steps before the choice; the second half of them is timed
 GAIN = 0.4  # share of an uncompiled step that compiling saves; more on an H200 (docs/speed.md)
-FUSED_GAIN = 0.04  # the same where a captured step uses the kernels of ``normalisation`` and ``convolution``
+FUSED_GAIN = 0.04  # the same beside a captured step with the kernels of ``normalisation`` and ``convolution``
 COMPILING, AGAIN = (
     30.0,
     6.0,

@@ -58,7 +58,7 @@ class Draws:
     def draw(self, keep: Collection[str] | None = None) -> list[list[str]]:
         """Return the cases of the patches of every drawn patient; of ``keep`` alone, if it is given.
 
-        Patients of whom no case is kept are drawn as well and left out, so that the number of the others does not show.
+        Patients without a kept case are drawn as well and then left out, so the number of the others does not show.
         """
         patients = {p: [n for n in cases if keep is None or n in keep] for p, cases in self.patients.items()}
         names = sorted(self.patients)
