@@ -256,11 +256,12 @@ def _predicting(methods: Sequence[Method]) -> Iterator[Section]:
 def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
     seen = [m for m in methods if m.first.curve[0]]
     if seen:
-        mark = "The marker is the best round on the validation cases, which was chosen."
-        mean = "Means over the runs of a method."
-        caption = mean if any(len(m.runs) > 1 for m in seen) else mark
-        caption += " A dotted line is the start of a phase." if any(m.first.begins for m in seen) else ""
-        pictures = [Picture("", figures.curves(seen), caption)]
+        several = any(len(m.runs) > 1 for m in seen)
+        chosen = any(m.first.best_round + 1 in m.first.curve[0] for m in seen)  # not while the run goes on
+        mark = "The marker is the best round on the validation cases, which was chosen." if chosen else ""
+        words = ["Means over the runs of a method." if several else mark]
+        words += ["A dotted line is the start of a phase."] if any(m.first.begins for m in seen) else []
+        pictures = [Picture("", figures.curves(seen), " ".join(words).strip())]
         if any(len(m.sites) > 1 for m in seen):
             many = len({s for m in seen for s in m.sites}) > FEW_PANELS
             pictures.append(Picture("Hospital by hospital", figures.site_curves(seen), "", folded=many))

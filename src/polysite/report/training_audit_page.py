@@ -293,7 +293,8 @@ def _sections(folder: Path, found: Attacked, about: Mapping[str, Any], scans: bo
     caption = (
         "Points: AUC of the attack by loss (blue) and calibrated (orange), with 95 % intervals; the line is chance."
     )
-    blocks = (Picture("", drawn, caption), membership(found), by_site(found))
+    sites = by_site(found)
+    blocks = (Picture("", drawn, caption), membership(found), *([sites] if sites.lines else []))
     yield Section("members", "Are training patients recognised?", blocks)
     parts: tuple[Any, ...] = (inversion(found),)
     if scans and found.inverted:

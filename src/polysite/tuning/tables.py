@@ -39,17 +39,20 @@ def table(found: Tuned) -> Grid:
 
 
 def by_hospital(found: Tuned) -> Grid | None:
-    """Return the scores of the best candidates and of the reference at every hospital, if `table` leaves them out."""
+    """Return the scores of the best candidates and of the reference at every hospital, if `table` leaves them out.
+
+    Candidates that trained less than the best are not among them: they would be compared at unequal steps.
+    """
     sites = sorted(found.best.sites)
     if len(sites) <= MANY_SITES:
         return None
-    scored = [row for row in found.rows if row.score is not None]
+    scored = [row for row in found.rows if row.score is not None and row.share == found.best.share]
     rows = [row for row in scored if row in scored[:MOST_CANDIDATES] or row is found.reference]
     lines = [Line((name(s), *with_best([_score(row.sites.get(s)) for row in rows], 1))) for s in sites]
     rest = len(found.rows) - len(rows)
-    words = f"{len(rows)} of {len(found.rows)} candidates; candidates.csv has all." if rest else ""
+    words = f"{len(rows)} of {len(found.rows)} candidates, which trained equally long; candidates.csv has all."
     head = ("hospital", *(row.candidate.name for row in rows))
-    return Grid("candidates_hospitals", "Best candidates by hospital", head, tuple(lines), words)
+    return Grid("candidates_hospitals", "Best candidates by hospital", head, tuple(lines), words if rest else "")
 
 
 def _score(value: float | None) -> Cell:
