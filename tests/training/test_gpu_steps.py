@@ -1,6 +1,7 @@
 """Steps that a GPU shares between sites: the same gradients as plain ones, whatever the number of cases."""
 
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -108,6 +109,27 @@ def test_what_did_not_pay_in_one_run_is_reconsidered_in_the_next(net, monkeypatc
     assert not compiled
     steps.backward(*batch(2), LOSS, 2)
     assert len(compiled) == 1
+
+
+def test_a_captured_step_that_a_later_run_compiles_keeps_its_loss_and_gradients(net, monkeypatch):
+    """The memory of the step is allocated twice then; the weights of its cases must be set in both."""
+    loss, wanted = plain(net, *batch(2))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(gpu_steps, "_captured", lambda weights, run: run)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    steps = GpuSteps(net, False, "auto", 12)
+    steps.device = torch.device("cuda")  # where small steps are captured
+    for _ in range(12):
+        assert steps.backward(*batch(2), LOSS, 2) == pytest.approx(float(loss), abs=1e-6)
+    (step,) = steps._steps.values()
+    assert step.run is not None and not step.compiled
+    steps.begin(10**9, 0)
+    for _ in range(12):
+        assert steps.backward(*batch(2), LOSS, 2) == pytest.approx(float(loss), abs=1e-6)
+    assert step.compiled
+    for mine, theirs in zip(gradients(net), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
 
 
 def test_steps_are_captured_again_when_the_parameters_have_moved(net):

@@ -61,8 +61,11 @@ def advise(
         tables.show_grid(advice.hospitals(found))
         tables.show_grid(advice.strategies(found))
         if found.models:
-            folder = found.models.folder.path
-            say(f"Models: {folder}, an ensemble for every hospital; mean test score {found.models.mean:.3f}")
+            folder, folds = found.models.folder.path, len(found.final.jobs)
+            say(
+                f"Models: {folder}, an ensemble for every hospital; mean test score {found.models.mean:.3f}. Each of its "
+                f"models was trained without one of {folds} inner folds; the advised study trains on all cases."
+            )
         say(f"Page: {page}\nThe advised study: polysite train {found.folder / 'study.toml'}")
         for name in found.studies:
             file = found.folder / f"{advice.file_of('study', name)}.toml"

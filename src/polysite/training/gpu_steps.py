@@ -344,7 +344,7 @@ class _Step:
         """Allocate the memory that the step reads, and copy a batch into it."""
         self.x = torch.zeros((batch, *x.shape[1:]), device=x.device).contiguous(memory_format=layout)
         self.y = torch.zeros((batch, *y.shape[1:]), device=y.device)
-        self.weights = torch.zeros(batch, device=x.device)
+        self.weights, self.count = torch.zeros(batch, device=x.device), 0  # filling sets the weights of its cases
         self._fill(x, y)
 
     def _compile(self) -> Callable[[], torch.Tensor]:
