@@ -19,12 +19,14 @@ from polysite.metrics.surface import surfaces
 from polysite.models import MODELS
 from polysite.models.encoders import Bundled, Embedder, MedicalNet
 from polysite.models.resnet3d import ResNet18
+from polysite.models.unet import UNet
 from polysite.payload import Payload
 from polysite.site import Budget
+from polysite.training.gpu_steps import GpuSteps
 from polysite.training.network import Network
 from polysite.training.patches import Patches, blur, contrast
 from polysite.training.surface import surfaces as tensor_surfaces
-from polysite.training.tasks import Classify
+from polysite.training.tasks import CaseLoss, Classify, Outline
 from polysite.training.torch_site import TorchSite
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can see")
@@ -92,6 +94,21 @@ def test_a_study_runs_and_resumes(tmp_path):
     for late in (tmp_path / "run" / "result.json", done.folder.checkpoints()[0]):
         late.unlink()
     assert study.resume(tmp_path / "run").result.rounds == 3
+
+
+def test_a_step_that_is_captured_in_one_run_and_compiled_in_the_next_keeps_its_loss():
+    net = UNet(filters=(16, 32, 32)).build(dims=3, modalities=2, outputs=1, seed=1).cuda()
+    loss = CaseLoss(Outline(), "dice")
+    x = torch.randn(4, 2, 32, 32, 32, generator=torch.Generator().manual_seed(0)).cuda()
+    y = (x[:, :1] > 0.5).float()
+    with torch.no_grad():
+        wanted = float(loss(net(x), y).mean())
+    steps = GpuSteps(net, True, "auto", 12)
+    first = [float(steps.backward(x, y, loss, 4)) for _ in range(12)]
+    steps.begin(10**9, 0)
+    second = [float(steps.backward(x, y, loss, 4)) for _ in range(12)]
+    assert [*first, *second] == pytest.approx([wanted] * 24, abs=0.01)
+    assert steps.compiled or steps.problem
 
 
 def test_patches_on_the_gpu_are_those_of_the_cpu():
