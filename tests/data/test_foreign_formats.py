@@ -236,6 +236,11 @@ def test_arrays_of_other_shapes(tmp_path):
     refused(tmp_path / "line.npy", "the shape (5,)")
     np.save(tmp_path / "objects.npy", np.array([[{}, 1]]), allow_pickle=True)
     refused(tmp_path / "objects.npy", "not of plain numbers")
+    for name, header in {"deep": "[" * 1000, "cut": "{'descr': '<f4'", "odd": "1_"}.items():
+        (tmp_path / f"{name}.npy").write_bytes(
+            b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+        )
+        refused(tmp_path / f"{name}.npy", "no description of an array")
     np.savez(tmp_path / "objects.npz", image=np.array([[{}, 1]]))
     refused(tmp_path / "objects.npz", "not of plain numbers")
     for name in ("text.npy", "text.npz", "text.h5"):

@@ -82,8 +82,8 @@ def _how(found: Advice) -> Markup:
     if tested:
         files += Markup(
             ' <a href="models/">models</a> is a run folder: for every hospital, an ensemble of the models of the inner '
-            "folds. On the test cases, which nothing was chosen by, its mean score is {}. Each model was trained without "
-            "one of {} inner folds; the advised study trains on all cases."
+            "folds. On the test cases, which nothing was chosen by, its mean score is {}. Each model was trained "
+            "without one of {} inner folds; the advised study trains on all cases."
         ).format(f"{tested['mean']:.3f}", len(found.final.jobs))
     return Markup("<ul>{}</ul><p>{}</p>").format(listed, files)
 

@@ -63,8 +63,8 @@ def advise(
         if found.models:
             folder, folds = found.models.folder.path, len(found.final.jobs)
             say(
-                f"Models: {folder}, an ensemble for every hospital; mean test score {found.models.mean:.3f}. Each of its "
-                f"models was trained without one of {folds} inner folds; the advised study trains on all cases."
+                f"Models: {folder}, an ensemble for every hospital; mean test score {found.models.mean:.3f}. Each of "
+                f"its models was trained without one of {folds} inner folds; the advised study trains on all cases."
             )
         say(f"Page: {page}\nThe advised study: polysite train {found.folder / 'study.toml'}")
         for name in found.studies:

@@ -5,6 +5,7 @@ size of a voxel comes from the column ``spacing`` of the manifest. Nothing is un
 """
 
 import ast
+import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,7 +89,7 @@ def _plain(stream: IO[bytes]) -> np.ndarray:
     size = int.from_bytes(stream.read(2 if start[6:7] == b"\1" else 4), "little")
     if size > MAX_HEADER:
         raise ValueError(f"its header has {size} bytes")
-    head = ast.literal_eval(stream.read(size).decode("utf-8").strip())
+    head = _literal(stream.read(size).decode("utf-8").strip())
     shape, fortran, dtype = tuple(head["shape"]), bool(head["fortran_order"]), np.dtype(head["descr"])
     if dtype.hasobject or dtype.kind not in "biuf":
         raise ValueError(f"its array is of the type {dtype}, not of plain numbers")
@@ -96,6 +97,16 @@ def _plain(stream: IO[bytes]) -> np.ndarray:
         raise ValueError(f"its header claims the shape {shape}")
     array = read_voxels(stream, shape if fortran else shape[::-1], dtype)
     return array if fortran else array.transpose()
+
+
+def _literal(text: str) -> Any:
+    """Return the value of a header; ValueError for one that Python's parser refuses, or nests too deeply for it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        try:
+            return ast.literal_eval(text)
+        except (SyntaxError, TypeError, MemoryError, RecursionError) as problem:
+            raise ValueError(f"its header is no description of an array ({type(problem).__name__})") from None
 
 
 def _chosen(key: str, names: list[str]) -> str:
