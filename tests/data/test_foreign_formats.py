@@ -262,6 +262,12 @@ def test_a_gif_of_greys_has_its_greys_whatever_its_palette(tmp_path):
     frames = [Pillow.fromarray(np.full((4, 4), v, np.uint8)) for v in (0, 99)]
     frames[0].save(tmp_path / "many.gif", save_all=True, append_images=frames[1:])
     refused(tmp_path / "many.gif", "holds 2 pictures")
+    Pillow.new("P", (3000, 3000)).save(tmp_path / "empty.gif")  # packed as tightly as can be
+    assert not read(tmp_path / "empty.gif").array.any()
+    content = bytearray((tmp_path / "many.gif").read_bytes())
+    content[6:10] = (13000).to_bytes(2, "little") * 2
+    (tmp_path / "bomb.gif").write_bytes(content)
+    refused(tmp_path / "bomb.gif", "cannot hold 13000 x 13000 pixels")
 
 
 def test_ppm_and_pgm_also_packed(tmp_path):

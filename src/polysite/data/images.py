@@ -8,6 +8,7 @@ import gzip
 import math
 import re
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ DICOM = (".dcm", ".ima")  # one slice; a folder of them is a volume
 SUFFIXES = (*NIFTI, *META, *NRRD, *FLAT, *ARRAYS, *DICOM)
 BARE = (*FLAT, *ARRAYS)  # state no size of a voxel
 MAX_VOXELS = 1 << 29  # of a file: 512 x 512 x 2000
+GIF_RATIO = 2600  # pixels that a byte of a GIF can stand for: a code of 12 bits is a string of at most 3838 pixels
 CHUNK = 1 << 24
 
 META_TYPES = {
@@ -369,6 +371,9 @@ def _flat(file: Path, kind: str) -> Image:
         width, height = picture.size
         if width * height * len(picture.getbands()) > MAX_VOXELS:
             raise ValueError(f"it has {width} x {height} pixels, more than the {MAX_VOXELS:.3g} allowed")
+        size = file.stat().st_size
+        if kind == ".gif" and width * height > GIF_RATIO * size + (1 << 16):
+            raise ValueError(f"it ends early: {size} bytes cannot hold {width} x {height} pixels")
         frames = getattr(picture, "n_frames", 1)
         if frames > 1:
             raise ValueError(f"it holds {frames} pictures; write one file each, or a volume as NIfTI")
@@ -393,7 +398,9 @@ def _picture(file: Path, kind: str) -> Any:
     else:
         content = file.read_bytes()
     try:
-        return Pillow.open(BytesIO(content))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)  # sizes are checked by `_flat`
+            return Pillow.open(BytesIO(content))
     except Pillow.DecompressionBombError as problem:
         raise ValueError("it claims more pixels than a picture has") from problem
 
