@@ -12,14 +12,14 @@ trainings with other seeds, are compared one by one and by the mean of their sco
 """
 
 import argparse
-import csv
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, stdev
 
+from polysite.advice.tournament import Key, grouped
+from polysite.engines.run_folder import RunFolder
 from polysite.metrics.statistics import signed_rank
 
-Scores = dict[tuple[str, str], float]  # by hospital and case
+Scores = dict[Key, float]  # by hospital and case
 
 
 def main() -> None:
@@ -32,20 +32,16 @@ def main() -> None:
     others = {pattern: scores(pattern, given.folds) for pattern in given.reference}
     if len(others) > 1:
         others["mean of these"] = {key: fmean(each[key] for each in others.values()) for key in mine}
-    print(f"{given.runs}: {fmean(mine.values()):.3f} over {len(mine)} cases; {means(mine)}")
+    each = ", ".join(f"{site} {fmean(values):.3f}" for site, values in sorted(grouped(mine).items()))
+    print(f"{given.runs}: {fmean(mine.values()):.3f} over {len(mine)} cases; {each}")
     for pattern, theirs in others.items():
         compare(pattern, mine, theirs)
 
 
 def scores(pattern: str, folds: int) -> Scores:
-    """Return the Dice of every test case, the mean over its labels."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for k in range(folds):
-        file = Path(pattern.format(k=k)) / "evaluation" / "test" / "cases.csv"
-        with file.open(encoding="utf-8", newline="") as rows:
-            for row in csv.DictReader(rows):
-                found.setdefault((row["site"], row["case"]), []).append(float(row["dice"]))
-    return {key: fmean(values) for key, values in found.items()}
+    """Return the score of every test case, the mean over its labels."""
+    tests = [RunFolder.open(Path(pattern.format(k=k))).result.test for k in range(folds)]
+    return {(site, case): score.mean for t in tests for site, cases in t.items() for case, score in cases.items()}
 
 
 def compare(pattern: str, mine: Scores, theirs: Scores) -> None:
@@ -53,16 +49,9 @@ def compare(pattern: str, mine: Scores, theirs: Scores) -> None:
     if mine.keys() != theirs.keys():
         raise SystemExit(f"{pattern} has other test cases: the splits differ")
     gains = {key: mine[key] - theirs[key] for key in sorted(mine)}
-    sites = {site: [gain for (s, _), gain in gains.items() if s == site] for site, _ in gains}
-    each = ", ".join(f"{s} {fmean(g):+.3f} ± {stdev(g) / len(g) ** 0.5:.3f}" for s, g in sites.items())
+    each = ", ".join(f"{s} {fmean(g):+.3f} ± {stdev(g) / len(g) ** 0.5:.3f}" for s, g in grouped(gains).items())
     mean, p = fmean(gains.values()), signed_rank(list(gains.values()))
     print(f"against {pattern} ({fmean(theirs.values()):.3f}): {mean:+.3f}, p {p:.2g}; {each}")
-
-
-def means(given: Mapping[tuple[str, str], float]) -> str:
-    """Return the mean score of every hospital in words."""
-    sites = {site: [score for (s, _), score in given.items() if s == site] for site, _ in sorted(given)}
-    return ", ".join(f"{site} {fmean(values):.3f}" for site, values in sites.items())
 
 
 if __name__ == "__main__":
