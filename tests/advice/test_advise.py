@@ -7,7 +7,7 @@ import pytest
 
 import polysite as ps
 from polysite import advice, config, study
-from polysite.advice import tournament
+from polysite.advice import deliver, tournament
 from polysite.advice.exceptions import Confirmation, Promise
 from polysite.advice.personal import Choice
 from polysite.errors import ConfigError, RunError
@@ -44,7 +44,7 @@ def in_this_process(monkeypatch):
             finished.append(job)
         return {}
 
-    for module in (tournament, runners):
+    for module in (tournament, runners, deliver):
         monkeypatch.setattr(module, "work", work)
     return done, limit
 
@@ -69,9 +69,12 @@ def test_an_advice_ends_with_a_study_and_a_page_and_resumes_to_the_same_choice(t
     page = advice.write_page(found).read_text()
     assert all(site in page for site in SITES) and "no difference shown" in page
     numbers = json.loads((tmp_path / "whole" / "advice.json").read_text())
-    members = config.parse(found.models.folder.config).model.members
-    assert len(members) == 2 and {c for s in found.models.result.test.values() for c in s} == tested
-    assert numbers["test"]["mean"] == pytest.approx(found.models.mean)
+    members = config.parse(found.models.run.folder.config).model.members
+    assert len(members) == found.models.members == numbers["trainings of the models"] == 3
+    assert {c for s in found.models.run.result.test.values() for c in s} == tested
+    assert numbers["test"]["mean"] == pytest.approx(found.models.run.mean)
+    assert found.spent == numbers["trainings"] <= 16 and "3 times with different seeds" in page
+    assert f'<a href="{numbers["models"]}/">' in page and (tmp_path / "whole" / numbers["models"]).is_dir()
     assert numbers["strategy"] == found.chosen.name and set(numbers["hospitals"]) == {*SITES}
 
     _check_exceptions(found)

@@ -3,7 +3,7 @@
 from polysite.advice.advise import Advice, advise, file_of, plain
 from polysite.advice.page import write as write_page
 from polysite.advice.stages import TRAININGS
-from polysite.advice.tables import against_given, decision, hospitals, strategies
+from polysite.advice.tables import against_given, decision, hospitals, models, strategies, tested
 
 __all__ = [
     "TRAININGS",
@@ -13,7 +13,9 @@ __all__ = [
     "decision",
     "file_of",
     "hospitals",
+    "models",
     "plain",
     "strategies",
+    "tested",
     "write_page",
 ]

@@ -4,14 +4,15 @@
     recipe        how one model for all is trained best: learning rate, server, additions (``polysite.tuning``)
     strategies    every strategy with that recipe and equal local steps, on inner folds; the one for all is chosen
     hospitals     models of single hospitals, fine-tuned from one model; where they, or another strategy, pay
-    longer        the advised study with three times the rounds, kept if its mean score is higher
-    deliver       a study that is ready to train, and the models of the inner folds together as an ensemble
+    longer        the advised study with twice the rounds, kept if its mean score is higher
+    deliver       a study that is ready to train, and models: that study trained on all cases, several times
 
 No stage sees a test case. Every stage is a set of runs in the folder, and its result follows from them alone, so the
 same command continues an advice that was interrupted, and ends with the same choice.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from typing import Any
 import tomli_w
 
 from polysite import assessment, config, evidence, study, tuning
-from polysite.advice.contenders import REFERENCE, START, Contender, Family, contenders, ends_in_clusters, unselected
+from polysite.advice.contenders import REFERENCE, START, Contender, Family, contenders, unselected
 from polysite.advice.decide import (
     Comparison,
     Gain,
@@ -34,25 +35,24 @@ from polysite.advice.decide import (
     gain_of,
     hopeful,
 )
+from polysite.advice.deliver import Delivered, inner_models, steps_of, steps_spent, train
 from polysite.advice.personal import Choice, Trainings, alpha_of, choose, ranks
-from polysite.advice.stages import LONGER, Shares, shares
+from polysite.advice.stages import LONGER, Shares, affords_longer, members, shares
 from polysite.advice.tournament import Played, play, race
 from polysite.benchmark.budget import equalise, lengthen
 from polysite.benchmark.jobs import Step, silent
 from polysite.benchmark.workers import kept
 from polysite.config import Study
 from polysite.data.sources import Phantom, PhantomClasses
-from polysite.engines.run_folder import RunFolder
-from polysite.ensembles import ensemble
 from polysite.errors import ConfigError
 from polysite.heterogeneity.verdict import Verdict
 from polysite.metrics.statistics import signed_rank
 from polysite.storage import write_file
-from polysite.study import Run
 from polysite.tuning.search import same_settings
 
 GIVEN = "fedavg, as given"  # the study's own recipe
 WATCHING = 0.05  # share of the cases that only watch the training of the advised study
+MODELS = "models"  # folder of the models of the advised study
 SIMILAR = 2  # federations of the evidence bank that are shown
 
 
@@ -69,7 +69,7 @@ class Advice:
     compared: tuple[Comparison, ...]
     chosen: Contender  # the strategy for all
     hospitals: Mapping[str, Choice]  # what single hospitals use instead
-    longer: Gain | None  # gain of three times the rounds; None if that was not tried
+    longer: Gain | None  # gain of twice the rounds; None if that was not tried
     final: Played  # the advised study, with the scores of what every hospital uses
     gain: Gain  # of the advice over FedAvg as the study has it
     p: float
@@ -77,8 +77,9 @@ class Advice:
     study: Study
     studies: Mapping[str, Study]  # those of exceptions, by strategy
     alike: tuple[evidence.Match, ...]  # the most similar federations of the evidence bank
-    models: Run | None  # the ensemble of the inner folds, evaluated on the test cases; None if there is none
-    others: Mapping[str, Run]  # the ensembles of strategies of exceptions
+    models: Delivered | None  # evaluated on the test cases; None if there are none
+    others: Mapping[str, Delivered]  # models of strategies of exceptions
+    spent: float | None  # whole trainings of FedAvg that all stages took; None without a budget
 
     @property
     def given(self) -> Played:
@@ -164,7 +165,7 @@ def advise(
             shutil.rmtree(out)
         raise
 
-    recipe, words = _recipe(base, space, out / "recipe", budget.recipe, inner, parallel, step)
+    recipe, words, searched = _recipe(base, space, out / "recipe", budget.recipe, inner, parallel, step)
     listed = contenders(verdict, recipe, cases, only)
     given = {GIVEN: base} if words else {}
     step(f"{len(listed)} strategies on {inner} inner folds", 0)
@@ -174,9 +175,13 @@ def advise(
     listed += [_own(name, trained.one[name].study) for name in trained.own(REFERENCE)]
     compared, chosen = _for_all(trained, listed)
     choices, used = choose(trained, chosen.name, _families(listed))
-    tested = any(splits["test"] for splits in dealt.values())
     final = _final(trained, chosen.name, used)
-    final, choices, longer = _longer(final, choices, out / "longer", budget.longer, trained)
+    left = None
+    if trainings is not None:
+        whole = steps_of(one[GIVEN if words else START].jobs[0].study)  # a training of FedAvg as given
+        tournament = steps_spent([*one.values(), *trained.one.values(), *trained.two.values()])
+        left = (trainings - searched) * whole - tournament
+    final, choices, longer, left = _longer(final, choices, out / "longer", left, base, trained)
 
     played = {**one, **{name: trained.both(name) for name in trained.one}}
     gains = differences(final, played.get(GIVEN, played[START]))
@@ -186,12 +191,19 @@ def advise(
     studies = {name: _advised(played[name].study, base) for name in apart}
     nearest = evidence.similar(evidence.describe_study(base, dealt), SIMILAR + 1)
     alike = tuple(match for match in nearest if not match.same)[:SIMILAR]
-    models = _models(final, out / "models", step) if tested else None
-    ensembles = {n: _models(played[n], out / file_of("models", n), step) for n in apart} if tested else {}
+    delivered: dict[str, Delivered] = {}
+    if left is not None:
+        wanted = {MODELS: advised, **{file_of(MODELS, n): s for n, s in studies.items()}}
+        delivered, left = _train(wanted, left, out, parallel, step)
+    elif any(splits["test"] for splits in dealt.values()):
+        ends = {MODELS: final, **{file_of(MODELS, n): played[n] for n in apart}}
+        delivered = {n: models for n, end in ends.items() if (models := inner_models(end, out / n, step))}
+    others = {n: delivered[file_of(MODELS, n)] for n in apart if file_of(MODELS, n) in delivered}
+    spent = None if left is None or trainings is None else trainings - left / whole
     advice = Advice(
         out, verdict, budget, words, tuple(listed), played, tuple(compared), chosen, choices, longer, final,
-        gain_of(gains), signed_rank(list(gains.values())), sites, advised, studies, alike, models,
-        {n: run for n, run in ensembles.items() if run},
+        gain_of(gains), signed_rank(list(gains.values())), sites, advised, studies, alike, delivered.get(MODELS),
+        others, spent,
     )  # fmt: skip
     _save(out / "study.toml", advised)
     for name, other in studies.items():
@@ -228,7 +240,9 @@ def plain(found: Advice) -> dict[str, Any]:
         "family": found.family,
         "shown to be better than one model for all": found.claims,
         "recipe": found.recipe or "that of the study",
-        "trainings": found.trainings.total,
+        "trainings": found.trainings.total if found.spent is None else found.spent,
+        "models": str(os.path.relpath(found.models.run.folder.path, found.folder)) if found.models else None,
+        "trainings of the models": found.models.members if found.models else 0,
         "gain over fedavg as given": {"mean": found.gain.mean, "low": found.gain.low, "high": found.gain.high},
         "p": found.p,
         "strategies": {
@@ -245,9 +259,11 @@ def _tested(found: Advice) -> dict[str, Any] | None:
     names = found.strategies
     if found.models is None or not set(names.values()) <= found.others.keys():
         return None
-    runs = {s: found.others[names[s]] if s in names else found.models for s in found.models.result.test}
-    scores = {s: [x.mean for x in run.result.test[s].values()] for s, run in runs.items()}
+    models = {s: found.others[names[s]] if s in names else found.models for s in found.models.run.result.test}
+    scores = {s: [x.mean for x in each.run.result.test[s].values()] for s, each in models.items()}
     every = [x for each in scores.values() for x in each]
+    if not every:
+        return None
     return {"mean": sum(every) / len(every), "hospitals": {s: sum(x) / len(x) for s, x in scores.items() if x}}
 
 
@@ -291,14 +307,16 @@ def _recipes() -> tuning.Space:
 
 def _recipe(
     base: Study, space: tuning.Space, out: Path, trainings: float, inner: int, parallel: int | None, step: Step
-) -> tuple[Study, str]:
-    """Return the study with the best recipe for one model, and the recipe in words; the study's own without budget."""
+) -> tuple[Study, str, float]:
+    """Return the study with the best recipe for one model, the recipe in words, and the trainings that the search
+    took; the study's own recipe without budget."""
     if not trainings:
-        return base, ""
+        return base, "", 0.0
     found = tuning.tune(
         base, out, space, trainings, inner, "steps", tuning.Simulated(parallel), step, tuning.write_page
     )
-    return found.study, "" if found.best is found.reference else found.best.candidate.name
+    words = "" if found.best is found.reference else found.best.candidate.name
+    return found.study, words, inner * sum(row.share for row in found.rows)
 
 
 def _equal(listed: Sequence[Contender]) -> dict[str, Study]:
@@ -350,37 +368,45 @@ def _final(trained: Trainings, shared: str, used: Mapping[str, Played]) -> Playe
 
 
 def _longer(
-    short: Played, choices: dict[str, Choice], out: Path, trainings: float, trained: Trainings
-) -> tuple[Played, dict[str, Choice], Gain | None]:
+    short: Played,
+    choices: dict[str, Choice],
+    out: Path,
+    left: float | None,
+    base: Study,
+    trained: Trainings,
+) -> tuple[Played, dict[str, Choice], Gain | None, float | None]:
     """Train the advised study with more rounds, if the budget allows; return the better one, what single hospitals
-    use, and the gain of the longer training.
+    use, the gain of the longer training, and what is then left of the budget.
 
     A hospital with another strategy keeps it, unless the longer training is better there.
     """
-    if not trainings:
-        return short, choices, None
+    if left is None:
+        return short, choices, None, None
+    inner_folds = trained.inner * steps_of(short.jobs[0].study)
+    if not affords_longer(left, inner_folds, steps_of(_advised(short.study, base))):
+        return short, choices, None, left
     trained.step(f"{LONGER} times the rounds", 0)
     longer = lengthen(short.study, LONGER)
     long = play({"longer": longer}, out, trained.inner, trained.parallel, trained.step)["longer"]
+    left -= steps_spent([long])
     elsewhere, gains = exceptions(choices), differences(long, short)
     gain = gain_of({key: value for key, value in gains.items() if key[0] not in elsewhere} or gains)
     if gain.mean <= 0:
-        return short, choices, gain
+        return short, choices, gain, left
     after, before = long.by_site(), short.by_site()
     kept = {site for site in elsewhere if before[site] >= after[site]}
     changed = {s: Choice(c.promise) if s in elsewhere and s not in kept else c for s, c in choices.items()}
     scores = {key: short.scores[key] if key[0] in kept else score for key, score in long.scores.items()}
-    return replace(long, scores=scores), changed, gain
+    return replace(long, scores=scores), changed, gain, left
 
 
-def _models(final: Played, out: Path, step: Step) -> Run | None:
-    """Return the models of the inner folds as one ensemble per hospital; None for models of patients' clusters."""
-    if RunFolder(out).finished:
-        return Run(RunFolder(out), RunFolder(out).result)
-    if ends_in_clusters(final.study):
-        return None
-    step("the models of the inner folds together", 0)
-    return ensemble(final.runs, out)
+def _train(
+    wanted: Mapping[str, Study], left: float, out: Path, parallel: int | None, step: Step
+) -> tuple[dict[str, Delivered], float]:
+    """Train what is delivered as often as the budget allows; return the models, and what is left of the budget."""
+    each = {name: steps_of(chosen) for name, chosen in wanted.items()}
+    delivered = train(wanted, members(left, sum(each.values())), out, parallel, step)
+    return delivered, left - sum(found.members * each[name] for name, found in delivered.items())
 
 
 def _advised(chosen: Study, base: Study) -> Study:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from polysite.advice.advise import Advice, file_of, plain
 from polysite.advice.decide import Gain
 from polysite.advice.personal import Choice, alpha_of
-from polysite.advice.tables import against_given, by_hospital, costs, decision, hospitals, strategies
+from polysite.advice.tables import against_given, by_hospital, costs, decision, hospitals, models, strategies, tested
 from polysite.evidence import show
 from polysite.report.drawing import unformatted
 from polysite.report.figure_files import Picture, draw
@@ -67,7 +67,7 @@ def _how(found: Advice) -> Markup:
     ]
     if found.longer is not None:
         kept = "kept" if found.longer.mean > 0 else "not kept"
-        items.append(Markup("Three times as many rounds: {}, {}").format(str(found.longer), kept))
+        items.append(Markup("Twice as many rounds: {}, {}").format(str(found.longer), kept))
     items += [_second(site, choice) for site, choice in found.hospitals.items() if choice.confirmation]
     reasons = [*found.chosen.reasons] if found.chosen.family != "one model" else []
     items += [Markup("Why this strategy was tried: {}").format(reason) for reason in reasons]
@@ -78,13 +78,9 @@ def _how(found: Advice) -> Markup:
     for name in found.studies:
         sites = ", ".join(site for site, used in found.strategies.items() if used == name)
         files += Markup(" <code>{}.toml</code> is for {} alone.").format(file_of("study", name), sites)
-    tested = plain(found)["test"]
-    if tested:
-        files += Markup(
-            ' <a href="models/">models</a> is a run folder: for every hospital, an ensemble of the models of the inner '
-            "folds. On the test cases, which nothing was chosen by, its mean score is {}. Each model was trained "
-            "without one of {} inner folds; the advised study trains on all cases."
-        ).format(f"{tested['mean']:.3f}", len(found.final.jobs))
+    if found.models:
+        link = Markup(' <a href="{}/">{}</a> is a run folder: ').format(*[plain(found)["models"]] * 2)
+        files += link + " ".join(filter(None, (models(found), tested(found))))
     return Markup("<ul>{}</ul><p>{}</p>").format(listed, files)
 
 

@@ -1,7 +1,9 @@
 """How the budget of an advice is divided among its stages.
 
 The unit is a whole training of FedAvg on one inner fold. Strategies come first, because they answer the question; then
-personal models, the recipe, and a longer training, each if the budget lasts.
+personal models, a training of the advised study on all cases, the recipe, and a longer training, each if the budget
+lasts. Stages take less than they may, since second trainings take place only if something looks better: what is left at
+the end decides whether a longer training is tried, and how often the advised study is trained.
 """
 
 from collections.abc import Sequence
@@ -12,8 +14,11 @@ from polysite.errors import ConfigError
 TRAININGS = 50.0  # default budget: reaches for all stages with five strategies on three inner folds
 AGAIN = 3.6  # trainings with another seed, at most: one model for all, a better one, one more for single hospitals
 OWN = 0.8  # of a training: four fine-tunings of a fifth of the rounds each
-LONGER = 3  # times as many rounds
+LONGER = 2  # times as many rounds
 TUNED = 1.4  # a longer training with its last phase and a fine-tuning
+WHOLE = 1.2  # a training of the advised study with its last phase
+TOLERANCE = 1e-6  # of sums of steps
+MEMBERS = 5  # trainings of the advised study at most, whose predictions are averaged
 
 
 @dataclass(frozen=True)
@@ -23,12 +28,13 @@ class Shares:
     strategies: float
     own: float
     recipe: float  # 0: the study's own recipe is used
-    longer: float  # 0: the rounds stay as they are
+    longer: float  # kept for a longer training, and for the models that it makes longer
+    models: float  # kept for a training of the advised study on all cases; 0: it is not trained
 
     @property
     def total(self) -> float:
         """All stages together."""
-        return self.strategies + self.own + self.recipe + self.longer
+        return self.strategies + self.own + self.recipe + self.longer + self.models
 
 
 def shares(trainings: float | None, strategies: Sequence[float], inner: int, least: float) -> Shares:
@@ -42,21 +48,46 @@ def shares(trainings: float | None, strategies: Sequence[float], inner: int, lea
         least: Smallest budget of a search for a recipe, over all inner folds.
 
     >>> shares(25, [0.2, 1.2, 0.2], 3, 6)
-    Shares(strategies=18.6, own=2.4, recipe=0.0, longer=0.0)
+    Shares(strategies=18.6, own=2.4, recipe=0.0, longer=0.0, models=1.8)
     >>> shares(TRAININGS, [0.2, 1.2, 0.2, 1.2, 0.2], 3, 6).longer
-    12.6
+    10.2
     """
     needed, own = round((1 + sum(strategies) + AGAIN) * inner, 6), round(OWN * inner, 6)
     if trainings is None:
-        return Shares(needed, own, 0.0, 0.0)
-    if trainings < needed + own:
+        return Shares(needed, own, 0.0, 0.0, 0.0)
+    models = round(WHOLE * inner / (inner - 1), 6)  # on all cases, not on those of the other inner folds
+    if trainings < needed + own + models:
         raise ConfigError(
-            f"the budget is {trainings:.3g} trainings, but {len(strategies)} strategies on {inner} inner folds and "
-            f"their personal models take {needed + own:.3g}: raise it, or name fewer strategies with --only"
+            f"the budget is {trainings:.3g} trainings, but {len(strategies)} strategies on {inner} inner folds, their "
+            f"personal models and a training of the advised study take {needed + own + models:.3g}: raise it, or name "
+            "fewer strategies with --only"
         )
-    left = trainings - needed - own
-    more = round(LONGER * TUNED * inner, 6)
+    left = trainings - needed - own - models
+    more = round(LONGER * TUNED * inner + (LONGER - 1) * models, 6)
     if left < least + inner:  # with a recipe, FedAvg as the study has it is one more strategy
-        return Shares(needed, own, 0.0, more if left >= more else 0.0)
+        return Shares(needed, own, 0.0, more if left >= more else 0.0, models)
     longer = more if left >= least + inner + more else 0.0
-    return Shares(needed + inner, own, left - inner - longer, longer)
+    return Shares(needed + inner, own, left - inner - longer, longer, models)
+
+
+def affords_longer(left: float, inner_folds: float, whole: float) -> bool:
+    """Return whether what is left affords a longer training on all inner folds, and one on all cases after it.
+
+    Args:
+        left: What is left of the budget.
+        inner_folds: Cost of the advised study on all inner folds, as it is.
+        whole: Its cost on all cases.
+
+    >>> affords_longer(10.0, 2.4, 2.4), affords_longer(9.0, 2.4, 2.4)
+    (True, False)
+    """
+    return left >= LONGER * (inner_folds + whole) - TOLERANCE
+
+
+def members(left: float, whole: float) -> int:
+    """Return how often the advised study is trained with what is left of the budget: at least once.
+
+    >>> members(7.5, 2.4), members(0.5, 2.4), members(100.0, 2.4)
+    (3, 1, 5)
+    """
+    return max(1, min(MEMBERS, int((left + TOLERANCE) / whole)))

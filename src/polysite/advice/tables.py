@@ -1,7 +1,7 @@
 """Tables of an advice: what every hospital gets, and how the strategies compare."""
 
 from polysite import study
-from polysite.advice.advise import Advice, file_of
+from polysite.advice.advise import Advice, file_of, plain
 from polysite.advice.contenders import REFERENCE
 from polysite.advice.decide import RATE, Comparison, Gain
 from polysite.advice.exceptions import PROMISING
@@ -59,6 +59,28 @@ def against_given(found: Advice) -> str:
         f"with the settings of the study has {found.given.mean:.3f}: {found.gain} ({sure}). The best of several is "
         "partly luck, so the gain for new patients is usually smaller."
     )
+
+
+def models(found: Advice) -> str:
+    """Return in a sentence what the delivered models are; empty if there are none."""
+    if found.models is None:
+        return ""
+    if not found.models.members:
+        return (
+            "for every hospital, an ensemble of the models of the inner folds. Each was trained without one of "
+            f"{len(found.final.jobs)} inner folds; the advised study trains on all cases."
+        )
+    count = found.models.members
+    again = f"{count} times with different seeds; their predictions are averaged" if count > 1 else "once"
+    return f"the advised study, trained on all cases that are not tested, {again}."
+
+
+def tested(found: Advice) -> str:
+    """Return the test score of the delivered models in a sentence; empty without test cases."""
+    scores = plain(found)["test"]
+    if scores is None:
+        return ""
+    return f"On the test cases, which nothing was chosen by, the mean score is {scores['mean']:.3f}."
 
 
 def hospitals(found: Advice) -> Grid:
@@ -170,7 +192,8 @@ def costs(found: Advice) -> Grid:
         per_site = max(cost.down[s] + cost.up[s] for s in cost.down)
         cells = (number(cost.rounds, "d"), number(cost.steps, ",d"), number(per_site / 1e6, ",.1f"))
         lines.append(Line((name(title), *cells)))
-    note = f"All stages of the advice together take at most {found.trainings.total:.1f} trainings of FedAvg as given."
+    together = f"at most {found.trainings.total:.1f}" if found.spent is None else f"{found.spent:.1f}"
+    note = f"All stages of the advice together take {together} trainings of FedAvg as given."
     head = ("training", "rounds", "local steps of all hospitals", "MB of a hospital, at most")
     return Grid("costs", "Cost of a training", head, tuple(lines), note)
 

@@ -61,11 +61,8 @@ def advise(
         tables.show_grid(advice.hospitals(found))
         tables.show_grid(advice.strategies(found))
         if found.models:
-            folder, folds = found.models.folder.path, len(found.final.jobs)
-            say(
-                f"Models: {folder}, an ensemble for every hospital; mean test score {found.models.mean:.3f}. Each of "
-                f"its models was trained without one of {folds} inner folds; the advised study trains on all cases."
-            )
+            words = " ".join(filter(None, (advice.models(found), advice.tested(found))))
+            say(f"Models: {found.models.run.folder.path}: {words}")
         say(f"Page: {page}\nThe advised study: polysite train {found.folder / 'study.toml'}")
         for name in found.studies:
             file = found.folder / f"{advice.file_of('study', name)}.toml"

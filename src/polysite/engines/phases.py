@@ -225,7 +225,7 @@ def _next(
     index, first = at.phase + 1, at.round + 1
     best = _load_best(folder, phases, at.best_round)
     _keep(folder, folder.phase(index), phases[best.phase], best, first)
-    log.info("phase %d begins from the model of round %d", index + 1, best.round)
+    log.info("phase %d begins from the model of round %d", index + 1, best.round + 1)
     start, handed = enter_phase(phases, index, folder)
     phase = phases[index]
     state = phase.algorithm.init(phase.transport.lift(start or params), phase.transport.names)

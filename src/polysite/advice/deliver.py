@@ -1,0 +1,102 @@
+"""What an advice costs and delivers: local steps so far, and models of the advised study trained on all cases.
+
+What is left of the budget trains the advised study, up to five times with other seeds; the predictions are averaged,
+since the luck of a single training is as large as many differences between methods (docs/results/hospitals.md).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from polysite import study
+from polysite.advice.contenders import ends_in_clusters
+from polysite.advice.tournament import Played
+from polysite.benchmark.jobs import Job, Step
+from polysite.benchmark.workers import work
+from polysite.config import Study
+from polysite.costs.budget import spent
+from polysite.engines.run_folder import RunFolder
+from polysite.ensembles import ensemble
+from polysite.errors import RunError
+from polysite.study import Run
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """Models of a study, as a finished run."""
+
+    run: Run
+    members: int  # trainings on all cases whose predictions are averaged; 0: the models of the inner folds are
+
+
+def steps_of(chosen: Study) -> int:
+    """Return the local steps of a study, over all hospitals and rounds."""
+    return spent(study.loads(chosen), "steps")
+
+
+def steps_spent(played: Iterable[Played]) -> int:
+    """Return the local steps of all runs of a tournament; phases that a run took over from another count once.
+
+    The inner folds of a study take nearly equal steps, so that the first one stands for all.
+    """
+    unique = {job.run: job for each in played for job in each.jobs}
+    first = {job.run: job.first(other for other in unique.values() if other is not job) for job in unique.values()}
+    steps: dict[tuple[str, Path], int] = {}
+    total = 0
+    for run, job in unique.items():
+        kind = job.method, job.root
+        if kind not in steps:
+            before = first[run]
+            steps[kind] = steps_of(job.study) - (steps_of(before.study) if before else 0)
+        total += steps[kind]
+    return total
+
+
+def train(
+    studies: Mapping[str, Study], count: int, out: Path, parallel: int | None, step: Step
+) -> dict[str, Delivered]:
+    """Train studies on all cases that are not tested; return their models by the name of their folder.
+
+    Args:
+        studies: The studies, by the name of the folder of their models.
+        count: Number of trainings of each, with different seeds; a study of clusters of patients, whose models
+            cannot be averaged, is trained once.
+        out: Folder of the advice.
+        parallel: Largest number of runs in parallel; None for as many as fit.
+        step: Reports progress.
+    """
+    jobs = {name: _jobs(name, chosen, count, out / "trained") for name, chosen in studies.items()}
+    every = [job for mine in jobs.values() for job in mine]
+    for job in every:
+        job.write()
+    step(f"{len(every)} trainings of the advice on all cases", 0)
+    failed = work(every, parallel, step)
+    if failed:
+        title, why = next(iter(failed.items()))
+        raise RunError(f"the training of the advised study failed ({title}): {why}")
+    return {name: Delivered(_run([job.run for job in mine], out / name), len(mine)) for name, mine in jobs.items()}
+
+
+def _jobs(name: str, chosen: Study, count: int, root: Path) -> list[Job]:
+    seeds = range(chosen.seed, chosen.seed + (1 if ends_in_clusters(chosen) else count))
+    alone = len(seeds) == 1
+    return [Job(name, chosen.split.fold, seed, replace(chosen, seed=seed), root, evaluate=alone) for seed in seeds]
+
+
+def _run(runs: Sequence[Path], out: Path) -> Run:
+    """Return the run of one training, or the ensemble of several."""
+    folder = RunFolder(runs[0] if len(runs) == 1 else out)
+    if folder.finished:
+        return Run(folder, folder.result)
+    if out.exists() and RunFolder.open(out).checkpoints():  # interrupted before its end
+        return study.resume(out)
+    return ensemble(runs, out)
+
+
+def inner_models(final: Played, out: Path, step: Step) -> Delivered | None:
+    """Return the models of the inner folds as one ensemble per hospital; None for models of patients' clusters."""
+    if not RunFolder(out).finished:
+        if ends_in_clusters(final.study):
+            return None
+        step("the models of the inner folds together", 0)
+    return Delivered(_run(final.runs, out), 0)
