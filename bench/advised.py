@@ -5,17 +5,27 @@ a pattern with ``{k}`` for the fold; the runs of all folds together test every c
 trainings with other seeds, are compared one by one and by the mean of their scores of every case.
 
     for k in 0 1 2 3 4; do
-        polysite advise lgg.toml --set split.folds=5 --set split.fold=$k --inner 2 --trainings 34 --out advised/fold$k
-        polysite train advised/fold$k/study.toml --out advised/fold$k-trained
+        polysite advise lgg.toml --set split.folds=5 --set split.fold=$k --inner 2 --trainings 35 --out advised/fold$k
+        polysite train lgg.toml --set split.folds=5 --set split.fold=$k --out fedavg/fold$k
+        python bench/advised.py --same-steps lgg.toml --inner 2 --trainings 35 --fold $k --out long/fold$k.toml
+        polysite train long/fold$k.toml --out long/fold$k
     done
-    python bench/advised.py --runs 'advised/fold{k}-trained' --reference 'bench/runs/fedavg/fold{k}-seed0'
+    python bench/advised.py --runs 'advised/fold{k}' --reference 'fedavg/fold{k}' 'long/fold{k}'
+
+A pattern may name the folder of an advice: its models are compared. ``--same-steps`` writes FedAvg with as many local
+steps as the whole budget of an advice (search, tournament and models): more rounds, and a learning rate that ends at
+the same value.
 """
 
 import argparse
+import json
 from pathlib import Path
 from statistics import fmean, stdev
 
+from polysite import config
+from polysite.advice.deliver import steps_of
 from polysite.advice.tournament import Key, grouped
+from polysite.benchmark.budget import lengthen
 from polysite.engines.run_folder import RunFolder
 from polysite.metrics.statistics import signed_rank
 
@@ -24,10 +34,19 @@ Scores = dict[Key, float]  # by hospital and case
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--runs", required=True, help="pattern of the run folders, such as 'advised/fold{k}-trained'")
-    options.add_argument("--reference", nargs="+", required=True, help="patterns of what they are compared with")
+    options.add_argument("--runs", help="pattern of the run folders, or of advices, such as 'advised/fold{k}'")
+    options.add_argument("--reference", nargs="+", help="patterns of what they are compared with")
     options.add_argument("--folds", type=int, default=5)
+    options.add_argument("--same-steps", type=Path, metavar="STUDY", help="write FedAvg with the steps of an advice")
+    options.add_argument("--trainings", type=float, help="budget of the advice, with --same-steps")
+    options.add_argument("--inner", type=int, default=2, help="its inner folds")
+    options.add_argument("--fold", type=int, default=0, help="the fold whose study is written")
+    options.add_argument("--out", type=Path, help="file of that study")
     given = options.parse_args()
+    if given.same_steps:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(config.dump(same_steps(given)), encoding="utf-8")
+        return
     mine = scores(given.runs, given.folds)
     others = {pattern: scores(pattern, given.folds) for pattern in given.reference}
     if len(others) > 1:
@@ -38,9 +57,25 @@ def main() -> None:
         compare(pattern, mine, theirs)
 
 
+def same_steps(given: argparse.Namespace) -> config.Study:
+    """Return FedAvg of a fold, with the local steps of the budget of an advice."""
+    folds = {"folds": given.folds, "fold": given.fold}
+    study = config.vary(config.load(given.same_steps), {"split": folds})
+    inner = config.vary(study, {"split": {**folds, "inner": given.inner}})
+    long = lengthen(study, given.trainings * steps_of(inner) / steps_of(study))
+    print(f"{given.out}: {long.run.rounds} rounds, {steps_of(long)} steps; as given {steps_of(study)}")
+    return long
+
+
+def run_of(path: Path) -> Path:
+    """Return a run folder, or that of the models of an advice."""
+    about = path / "advice.json"
+    return path / json.loads(about.read_text(encoding="utf-8"))["models"] if about.exists() else path
+
+
 def scores(pattern: str, folds: int) -> Scores:
     """Return the score of every test case, the mean over its labels."""
-    tests = [RunFolder.open(Path(pattern.format(k=k))).result.test for k in range(folds)]
+    tests = [RunFolder.open(run_of(Path(pattern.format(k=k)))).result.test for k in range(folds)]
     return {(site, case): score.mean for t in tests for site, cases in t.items() for case, score in cases.items()}
 
 

@@ -82,6 +82,8 @@ def parsed() -> argparse.Namespace:
     options.add_argument("--lr", type=float, default=0.01)
     options.add_argument("--epochs", type=int, default=8, help="of a round")
     options.add_argument("--patch", type=int, nargs="+", default=[16, 16, 16])
+    options.add_argument("--spacing", type=float, nargs="*", default=[], help="voxel size of real data; as stored")
+    options.add_argument("--window", type=int, nargs="*", default=[], help="in which cases are scored; the patch")
     options.add_argument("--overlap", type=float, default=0.5, help="of the windows in which cases are scored")
     options.add_argument("--filters", type=int, nargs="+", default=[8, 16, 16])
     options.add_argument("--iterations", type=int, default=200, help="of gradient inversion; 0 leaves it out")
@@ -174,8 +176,9 @@ def settings(given: argparse.Namespace, seed: int, private: dict) -> dict:
         "train": {
             "patch": given.patch, "batch": given.batch, "lr": given.lr, "gamma": 1.0, "optimiser": "adam",
             "epochs": given.epochs, "augment": "none", "device": given.device, "private": private,
-            "overlap": given.overlap,
+            "overlap": given.overlap, "window": given.window,
         },
+        "prepare": {"spacing": given.spacing},
         "model": {"name": "unet_small", "filters": given.filters},
         "run": {"rounds": given.rounds},
     }  # fmt: skip

@@ -38,6 +38,7 @@ _HOME = {
     "assess": "polysite.assessment",
     "cost": "polysite.study",
     "ensemble": "polysite.ensembles.making",
+    "train_ensemble": "polysite.ensembles.trainings",
     "evaluate": "polysite.evaluation",
     "plan": "polysite.planning",
     "predict": "polysite.prediction",

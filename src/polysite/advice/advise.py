@@ -43,7 +43,6 @@ from polysite.benchmark.budget import equalise, lengthen
 from polysite.benchmark.jobs import Step, silent
 from polysite.benchmark.workers import kept
 from polysite.config import Study
-from polysite.data.sources import Phantom, PhantomClasses
 from polysite.errors import ConfigError
 from polysite.heterogeneity.verdict import Verdict
 from polysite.metrics.statistics import signed_rank
@@ -146,7 +145,7 @@ def advise(
     """
     if base.then:
         raise ConfigError("the study has phases under [[then]], but an advice chooses the phases: leave them out")
-    base = _seeded(config.vary(base, {"algorithm": {"name": "fedavg"}, "run": {"pooled": False}}))
+    base = study.with_fixed_cases(config.vary(base, {"algorithm": {"name": "fedavg"}, "run": {"pooled": False}}))
     settings = {"study": config.dump(base), "trainings": trainings or 0.0, "inner": inner, "only": list(only)}
     same_settings(out, "advise.toml", settings)
     dealt = study.check(base)
@@ -189,6 +188,9 @@ def advise(
     advised = _advised(final.study, base)
     apart = sorted(set(exceptions(choices).values()))
     studies = {name: _advised(played[name].study, base) for name in apart}
+    _save(out / "study.toml", advised)
+    for name, other in studies.items():
+        _save(out / f"{file_of('study', name)}.toml", other)
     nearest = evidence.similar(evidence.describe_study(base, dealt), SIMILAR + 1)
     alike = tuple(match for match in nearest if not match.same)[:SIMILAR]
     delivered: dict[str, Delivered] = {}
@@ -205,9 +207,6 @@ def advise(
         gain_of(gains), signed_rank(list(gains.values())), sites, advised, studies, alike, delivered.get(MODELS),
         others, spent,
     )  # fmt: skip
-    _save(out / "study.toml", advised)
-    for name, other in studies.items():
-        _save(out / f"{file_of('study', name)}.toml", other)
     write_file(out / "advice.json", lambda path: path.write_text(json.dumps(plain(advice), indent=1), encoding="utf-8"))
     return advice
 
@@ -223,14 +222,6 @@ def file_of(kind: str, strategy: str) -> str:
 
 def _save(file: Path, chosen: Study) -> None:
     write_file(file, lambda path: path.write_text(config.dump(study.pinned(chosen)), encoding="utf-8"))
-
-
-def _seeded(base: Study) -> Study:
-    """Return a study whose patients and splits stay the same with another seed."""
-    data = base.data
-    if isinstance(data, Phantom | PhantomClasses) and data.seed is None:
-        data = replace(data, seed=base.seed)
-    return replace(base, data=data, split=replace(base.split, seed=base.split.seed_of(base.seed)))
 
 
 def plain(found: Advice) -> dict[str, Any]:

@@ -54,6 +54,9 @@ def train(
         bool, typer.Option("--print-config", help="Print the whole study with every key explained, and exit.")
     ] = False,
     track: Annotated[list[str] | None, typer.Option(metavar="KIND", help="Also log to tensorboard or mlflow.")] = None,
+    trainings: Annotated[
+        int, typer.Option(min=1, help="Train this often with different seeds, and average the predictions.")
+    ] = 1,
     evaluate: Annotated[
         bool, typer.Option("--evaluate/--no-evaluate", help="Compute all measures of the test cases at the end.")
     ] = True,
@@ -72,6 +75,11 @@ def train(
     if resume and (config or override or out or after):
         raise PolysiteError(
             "--resume takes its configuration from the run folder; leave out the file, --set, --out and --after"
+        )
+    if trainings > 1 and (resume or after or track or not evaluate):
+        raise PolysiteError(
+            "--trainings makes an ensemble, which is evaluated: leave out --resume (the same command continues), "
+            "--after, --track and --no-evaluate"
         )
     if resume and print_config:
         from polysite.engines.run_folder import RunFolder
@@ -96,6 +104,10 @@ def train(
                 from polysite.evaluation import evaluate as examine
 
                 examine(run.folder.path, run.split)
+        elif trainings > 1:
+            from polysite.ensembles import train_ensemble
+
+            run = train_ensemble(study, out, trainings, watch, engine=where)
         else:
             run = studies.train(study, out, watch, tracked, after, evaluate, engine=where)
     if as_json:

@@ -3,8 +3,10 @@
 from polysite import ensembles
 
 ensembles.ensemble(["runs/fold0", "runs/fold1"], "runs/ensemble", weights="validation")
+ensembles.train_ensemble(study, "runs/three", trainings=3)
 """
 
 from polysite.ensembles.making import ensemble
+from polysite.ensembles.trainings import train_ensemble
 
-__all__ = ["ensemble"]
+__all__ = ["ensemble", "train_ensemble"]

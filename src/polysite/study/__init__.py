@@ -1,6 +1,15 @@
 """From a study to a finished run: ``train`` and ``resume``; what they are made of is in the modules of this package."""
 
-from polysite.study.cases import PreparedCases, cut, deal_cases, deal_volumes, load_cases, pinned, refuse_duplicates
+from polysite.study.cases import (
+    PreparedCases,
+    cut,
+    deal_cases,
+    deal_volumes,
+    load_cases,
+    pinned,
+    refuse_duplicates,
+    with_fixed_cases,
+)
 from polysite.study.engine import Engine, OpenedStudy
 from polysite.study.finished import dealt_as_trained, models_of, open_finished
 from polysite.study.forecast import Sizes, cost, initial_params, loads
@@ -53,4 +62,5 @@ __all__ = [
     "title",
     "tracked",
     "train",
+    "with_fixed_cases",
 ]

@@ -11,6 +11,7 @@ from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS, Case, CaseRef
 from polysite.data.files import Files
 from polysite.data.parts import splitter
+from polysite.data.sources import Phantom, PhantomClasses
 from polysite.data.split import SiteSplit
 from polysite.engines.rounds import Watch
 from polysite.errors import DataError
@@ -94,3 +95,11 @@ def pinned(study: Study) -> Study:
     if study.split.file:
         study = replace(study, split=replace(study.split, file=str(Path(study.split.file).resolve())))
     return study
+
+
+def with_fixed_cases(study: Study) -> Study:
+    """Return a study whose patients and splits stay the same with another seed."""
+    data = study.data
+    if isinstance(data, Phantom | PhantomClasses) and data.seed is None:
+        data = replace(data, seed=study.seed)
+    return replace(study, data=data, split=replace(study.split, seed=study.split.seed_of(study.seed)))
