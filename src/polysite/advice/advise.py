@@ -23,7 +23,7 @@ from typing import Any
 import tomli_w
 
 from polysite import assessment, config, evidence, study, tuning
-from polysite.advice.contenders import REFERENCE, START, Contender, Family, contenders, unselected
+from polysite.advice.contenders import REFERENCE, START, Contender, Family, contenders, ends_in_clusters, unselected
 from polysite.advice.decide import (
     Comparison,
     Gain,
@@ -36,9 +36,10 @@ from polysite.advice.decide import (
     hopeful,
 )
 from polysite.advice.deliver import Delivered, inner_models, steps_of, steps_spent, train
+from polysite.advice.mirror import try_mirrored
 from polysite.advice.personal import Choice, Trainings, alpha_of, choose, ranks
 from polysite.advice.stages import LONGER, Shares, affords_longer, members, shares
-from polysite.advice.tournament import Played, play, race
+from polysite.advice.tournament import Played, play, played, race
 from polysite.benchmark.budget import equalise, lengthen
 from polysite.benchmark.jobs import Step, silent
 from polysite.benchmark.workers import kept
@@ -69,6 +70,7 @@ class Advice:
     chosen: Contender  # the strategy for all
     hospitals: Mapping[str, Choice]  # what single hospitals use instead
     longer: Gain | None  # gain of twice the rounds; None if that was not tried
+    mirror: Gain | None  # gain of mirrored predictions; None if they were not tried
     final: Played  # the advised study, with the scores of what every hospital uses
     gain: Gain  # of the advice over FedAvg as the study has it
     p: float
@@ -158,36 +160,40 @@ def advise(
     space = _recipes()
     try:
         efforts = [c.trainings for c in contenders(verdict, base, cases, only)]
-        budget = shares(trainings, efforts, inner, tuning.least(base, space, inner))
+        budget = shares(trainings, efforts, inner, tuning.least(unselected(base), space, inner))
     except ConfigError:
         if fresh:  # nothing was trained: the folder would refuse another budget
             shutil.rmtree(out)
         raise
 
-    recipe, words, searched = _recipe(base, space, out / "recipe", budget.recipe, inner, parallel, step)
+    recipe, words, known, searched = _recipe(base, space, out / "recipe", budget.recipe, inner, parallel, step)
     listed = contenders(verdict, recipe, cases, only)
-    given = {GIVEN: base} if words else {}
     step(f"{len(listed)} strategies on {inner} inner folds", 0)
-    studies = {START: recipe, **given, **_equal(listed)}
-    one = race(studies, REFERENCE, (START, *given), out / "strategies", inner, parallel, step, hopeful)
+    studies = {**({} if known else {START: recipe}), **_equal(listed)}
+    before = [job for each in known.values() for job in each.jobs]
+    whole = () if known else (START,)
+    one = known | race(studies, REFERENCE, whole, out / "strategies", inner, parallel, step, hopeful, before)
     trained = Trainings({n: p for n, p in one.items() if n != GIVEN}, out, inner, parallel, step)
     listed += [_own(name, trained.one[name].study) for name in trained.own(REFERENCE)]
     compared, chosen = _for_all(trained, listed)
     choices, used = choose(trained, chosen.name, _families(listed))
     final = _final(trained, chosen.name, used)
-    left = None
+    left, mirror = None, None
     if trainings is not None:
-        whole = steps_of(one[GIVEN if words else START].jobs[0].study)  # a training of FedAvg as given
-        tournament = steps_spent([*one.values(), *trained.one.values(), *trained.two.values()])
-        left = (trainings - searched) * whole - tournament
+        unit = steps_of(one[GIVEN if words else START].jobs[0].study)  # a training of FedAvg as given
+        tournament = steps_spent([*trained.one.values(), *trained.two.values()], before)
+        left = (trainings - searched) * unit - tournament
     final, choices, longer, left = _longer(final, choices, out / "longer", left, base, trained)
+    if left is not None and not exceptions(choices) and not ends_in_clusters(final.study):
+        step("mirrored predictions", 0)
+        final, mirror = try_mirrored(final)
 
-    played = {**one, **{name: trained.both(name) for name in trained.one}}
-    gains = differences(final, played.get(GIVEN, played[START]))
+    everything = {**one, **{name: trained.both(name) for name in trained.one}}
+    gains = differences(final, everything.get(GIVEN, everything[START]))
     sites = by_site(gains)
     advised = _advised(final.study, base)
     apart = sorted(set(exceptions(choices).values()))
-    studies = {name: _advised(played[name].study, base) for name in apart}
+    studies = {name: _advised(everything[name].study, base) for name in apart}
     _save(out / "study.toml", advised)
     for name, other in studies.items():
         _save(out / f"{file_of('study', name)}.toml", other)
@@ -198,12 +204,12 @@ def advise(
         wanted = {MODELS: advised, **{file_of(MODELS, n): s for n, s in studies.items()}}
         delivered, left = _train(wanted, left, out, parallel, step)
     elif any(splits["test"] for splits in dealt.values()):
-        ends = {MODELS: final, **{file_of(MODELS, n): played[n] for n in apart}}
+        ends = {MODELS: final, **{file_of(MODELS, n): everything[n] for n in apart}}
         delivered = {n: models for n, end in ends.items() if (models := inner_models(end, out / n, step))}
     others = {n: delivered[file_of(MODELS, n)] for n in apart if file_of(MODELS, n) in delivered}
-    spent = None if left is None or trainings is None else trainings - left / whole
+    spent = None if left is None or trainings is None else trainings - left / unit
     advice = Advice(
-        out, verdict, budget, words, tuple(listed), played, tuple(compared), chosen, choices, longer, final,
+        out, verdict, budget, words, tuple(listed), everything, tuple(compared), chosen, choices, longer, mirror, final,
         gain_of(gains), signed_rank(list(gains.values())), sites, advised, studies, alike, delivered.get(MODELS),
         others, spent,
     )  # fmt: skip
@@ -298,16 +304,22 @@ def _recipes() -> tuning.Space:
 
 def _recipe(
     base: Study, space: tuning.Space, out: Path, trainings: float, inner: int, parallel: int | None, step: Step
-) -> tuple[Study, str, float]:
-    """Return the study with the best recipe for one model, the recipe in words, and the trainings that the search
-    took; the study's own recipe without budget."""
+) -> tuple[Study, str, dict[str, Played], float]:
+    """Return the study with the best recipe for one model, the recipe in words, its runs and those of FedAvg as given,
+    and the trainings that the search took; without a budget the study's own recipe, and no run.
+
+    Candidates are scored at the rungs alone, and nothing is chosen by these cases within a run, so that strategies can
+    go on from the runs of the search.
+    """
     if not trainings:
-        return base, "", 0.0
+        return base, "", {}, 0.0
     found = tuning.tune(
-        base, out, space, trainings, inner, "steps", tuning.Simulated(parallel), step, tuning.write_page
+        unselected(base), out, space, trainings, inner, "steps", tuning.Simulated(parallel), step, tuning.write_page
     )
     words = "" if found.best is found.reference else found.best.candidate.name
-    return found.study, words, inner * sum(row.share for row in found.rows)
+    runs = {START: found.best, **({GIVEN: found.reference} if words else {})}
+    known = {n: played(found.study if n == START else unselected(base), found.jobs[r.run]) for n, r in runs.items()}
+    return found.study, words, known, inner * sum(row.share for row in found.rows)
 
 
 def _equal(listed: Sequence[Contender]) -> dict[str, Study]:
@@ -406,5 +418,6 @@ def _advised(chosen: Study, base: Study) -> Study:
     Nothing is chosen by validation cases, so few of them watch the training, and the others train.
     """
     last = unselected(chosen)
-    run = replace(last.run, validate_every=base.run.validate_every, best_from=last.run.rounds)
+    every = max(1, round(base.run.validate_every * last.run.rounds / base.run.rounds))
+    run = replace(last.run, validate_every=every, best_from=last.run.rounds)
     return replace(last, run=run, split=replace(base.split, validation=min(base.split.validation, WATCHING)))

@@ -34,22 +34,20 @@ def steps_of(chosen: Study) -> int:
     return spent(study.loads(chosen), "steps")
 
 
-def steps_spent(played: Iterable[Played]) -> int:
+def steps_spent(played: Iterable[Played], before: Sequence[Job] = ()) -> int:
     """Return the local steps of all runs of a tournament; phases that a run took over from another count once.
 
-    The inner folds of a study take nearly equal steps, so that the first one stands for all.
+    Runs ``before`` do not count, and neither do phases that were taken over from them. The inner folds of a study take
+    nearly equal steps, so that the first one stands for all.
     """
-    unique = {job.run: job for each in played for job in each.jobs}
-    first = {job.run: job.first(other for other in unique.values() if other is not job) for job in unique.values()}
+    known = {job.run: job for job in before}
+    jobs = {job.run: job for each in played for job in each.jobs if job.run not in known}
     steps: dict[tuple[str, Path], int] = {}
-    total = 0
-    for run, job in unique.items():
-        kind = job.method, job.root
-        if kind not in steps:
-            before = first[run]
-            steps[kind] = steps_of(job.study) - (steps_of(before.study) if before else 0)
-        total += steps[kind]
-    return total
+    for job in jobs.values():
+        if (job.method, job.root) not in steps:
+            first = job.first(other for other in (*known.values(), *jobs.values()) if other is not job)
+            steps[job.method, job.root] = steps_of(job.study) - (steps_of(first.study) if first else 0)
+    return sum(steps[job.method, job.root] for job in jobs.values())
 
 
 def train(

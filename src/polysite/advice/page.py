@@ -68,6 +68,9 @@ def _how(found: Advice) -> Markup:
     if found.longer is not None:
         kept = "kept" if found.longer.mean > 0 else "not kept"
         items.append(Markup("Twice as many rounds: {}, {}").format(str(found.longer), kept))
+    if found.mirror is not None:
+        kept = "used" if found.mirror.mean > 0 else "not used"
+        items.append(Markup("Predictions averaged over mirror images: {}, {}").format(str(found.mirror), kept))
     items += [_second(site, choice) for site, choice in found.hospitals.items() if choice.confirmation]
     reasons = [*found.chosen.reasons] if found.chosen.family != "one model" else []
     items += [Markup("Why this strategy was tried: {}").format(reason) for reason in reasons]

@@ -28,17 +28,19 @@ class Shares:
     strategies: float
     own: float
     recipe: float  # 0: the study's own recipe is used
-    longer: float  # kept for a longer training, and for the models that it makes longer
+    reserve: float  # for second trainings, a longer training, and more trainings of the advised study
     models: float  # kept for a training of the advised study on all cases; 0: it is not trained
 
     @property
     def total(self) -> float:
         """All stages together."""
-        return self.strategies + self.own + self.recipe + self.longer + self.models
+        return self.strategies + self.own + self.recipe + self.reserve + self.models
 
 
 def shares(trainings: float | None, strategies: Sequence[float], inner: int, least: float) -> Shares:
     """Return the trainings of every stage within a budget; refuse one that does not cover the strategies.
+
+    Second trainings and a longer training come from the same reserve, since both are seldom needed.
 
     Args:
         trainings: The budget, in whole trainings of FedAvg; None for what strategies and personal models take.
@@ -48,26 +50,28 @@ def shares(trainings: float | None, strategies: Sequence[float], inner: int, lea
         least: Smallest budget of a search for a recipe, over all inner folds.
 
     >>> shares(25, [0.2, 1.2, 0.2], 3, 6)
-    Shares(strategies=18.6, own=2.4, recipe=0.0, longer=0.0, models=1.8)
-    >>> shares(TRAININGS, [0.2, 1.2, 0.2, 1.2, 0.2], 3, 6).longer
-    10.2
+    Shares(strategies=7.8, own=2.4, recipe=0.0, reserve=13.0, models=1.8)
+    >>> shares(TRAININGS, [0.2, 1.2, 0.2, 1.2, 0.2], 3, 6).recipe
+    26.0
     """
-    needed, own = round((1 + sum(strategies) + AGAIN) * inner, 6), round(OWN * inner, 6)
+    first, rest = float(inner), round(sum(strategies) * inner, 6)  # the shared first phase, and what follows
+    own, again = round(OWN * inner, 6), round(AGAIN * inner, 6)
     if trainings is None:
-        return Shares(needed, own, 0.0, 0.0, 0.0)
+        return Shares(first + rest, own, 0.0, again, 0.0)
     models = round(WHOLE * inner / (inner - 1), 6)  # on all cases, not on those of the other inner folds
-    if trainings < needed + own + models:
+    needed = first + rest + own + again + models
+    if trainings < needed:
         raise ConfigError(
             f"the budget is {trainings:.3g} trainings, but {len(strategies)} strategies on {inner} inner folds, their "
-            f"personal models and a training of the advised study take {needed + own + models:.3g}: raise it, or name "
-            "fewer strategies with --only"
+            f"personal models and a training of the advised study take {needed:.3g}: raise it, or name fewer "
+            "strategies with --only"
         )
-    left = trainings - needed - own - models
-    more = round(LONGER * TUNED * inner + (LONGER - 1) * models, 6)
-    if left < least + inner:  # with a recipe, FedAvg as the study has it is one more strategy
-        return Shares(needed, own, 0.0, more if left >= more else 0.0, models)
-    longer = more if left >= least + inner + more else 0.0
-    return Shares(needed + inner, own, left - inner - longer, longer, models)
+    longer = round(LONGER * TUNED * inner + (LONGER - 1) * models, 6)
+    for reserve in (max(again, longer), again):
+        left = round(trainings - rest - own - reserve - models, 6)
+        if left >= least:  # the search trains the first phase, and FedAvg as the study has it
+            return Shares(rest, own, left, reserve, models)
+    return Shares(first + rest, own, 0.0, round(trainings - first - rest - own - models, 6), models)
 
 
 def affords_longer(left: float, inner_folds: float, whole: float) -> bool:

@@ -77,6 +77,7 @@ def race(
     parallel: int | None,
     step: Step,
     hopeful: Callable[[Played, Played], bool],
+    before: Sequence[Job] = (),
 ) -> dict[str, Played]:
     """Train studies like ``play``, but on the other inner folds only those that are hopeful after the first one.
 
@@ -89,16 +90,17 @@ def race(
         parallel: Largest number of runs in parallel; None for as many as fit.
         step: Reports progress.
         hopeful: Returns whether a study goes on, by its scores in the first fold and those of the reference.
+        before: Finished runs; a study that begins with one of them goes on from it.
 
     Raises:
         RunError: The reference failed, or all others.
     """
-    first = _play(studies, reference, [0], root, inner, parallel, step)
+    first = _play(studies, reference, [0], root, inner, parallel, step, before)
     whole = {reference, *kept}
     alive = {n: studies[n] for n, one in first.items() if n in whole or hopeful(one, first[reference])}
     for name in (name for name in first if name not in alive):
         step(f"{name} ends after the first inner fold: it gained at no hospital", 0)
-    played = _play(alive, reference, range(inner), root, inner, parallel, step)
+    played = _play(alive, reference, range(inner), root, inner, parallel, step, before)
     return {n: played.get(n, one) for n, one in first.items() if n in played or n not in alive}
 
 
@@ -130,7 +132,7 @@ def _play(
     for name, why in lost.items():
         if why:
             step(f"{name} failed and is left out: {why}", 0)
-    return {name: _played(equal[name], jobs[name]) for name in equal if not lost[name]}
+    return {name: played(equal[name], jobs[name]) for name in equal if not lost[name]}
 
 
 def _standings(jobs: Mapping[str, Sequence[Job]]) -> list[Standing]:
@@ -144,7 +146,8 @@ def _standings(jobs: Mapping[str, Sequence[Job]]) -> list[Standing]:
     return found
 
 
-def _played(chosen: Study, jobs: Sequence[Job]) -> Played:
+def played(chosen: Study, jobs: Sequence[Job]) -> Played:
+    """Return a study with the scores of its finished runs, one per inner fold."""
     scores: dict[Key, float] = {}
     folds: dict[Key, int] = {}
     for job in jobs:

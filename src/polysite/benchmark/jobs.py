@@ -135,12 +135,20 @@ class Job:
         evaluated = not self.evaluate or any((self.run / "evaluation").glob("*/about.json"))
         return RunFolder(self.run).finished and evaluated
 
+    @property
+    def validated_once(self) -> bool:
+        """Whether its study is validated only at its end."""
+        return self.study.run.validate_every >= self.study.run.rounds
+
     def paused(self, share: float) -> "Job":
-        """Return a job that trains up to a share of its rounds, rounded up to a validation."""
+        """Return a job that trains up to a share of its rounds, rounded up to a validation.
+
+        A study that is validated only at its end is validated where it pauses, too.
+        """
         if share == 1:
             return self
         total = sum(phase.run.rounds for phase in config.phases(self.study))
-        every = self.study.run.validate_every
+        every = 1 if self.validated_once else self.study.run.validate_every
         return replace(self, until=min(total, every * ceil(share * total / every)))
 
     def first(self, among: "Iterable[Job]") -> "Job | None":

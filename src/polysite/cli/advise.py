@@ -63,7 +63,9 @@ def advise(
         if found.models:
             words = " ".join(filter(None, (advice.models(found), advice.tested(found))))
             say(f"Models: {found.models.run.folder.path}: {words}")
-        say(f"Page: {page}\nThe advised study: polysite train {found.folder / 'study.toml'}")
+        often = found.models.members if found.models else 1
+        again = f" --trainings {often}" if often > 1 else ""
+        say(f"Page: {page}\nThe advised study: polysite train {found.folder / 'study.toml'}{again}")
         for name in found.studies:
             file = found.folder / f"{advice.file_of('study', name)}.toml"
             say(f"For hospitals with another strategy: polysite train {file}")

@@ -172,7 +172,8 @@ def _train(
         at = replace(at, round=r.index, state=r.state, memories=transport.memories(), versions=versions)
         at = replace(at, guard=r.guard_state)
         done, ended = r.index + 1 - at.first, is_finished(phase.algorithm, r.state)
-        if done % plan.validate_every == 0 or done == plan.rounds or ended:
+        stops = until is not None and r.index + 1 >= until  # a search compares the scores of paused runs
+        if done % plan.validate_every == 0 or done == plan.rounds or ended or stops:
             validating = time.perf_counter()
             at, record = _validate(phases, folder, at, record)
             slow = slow or _note_slow(plan, record, time.perf_counter() - validating)
@@ -180,7 +181,7 @@ def _train(
         record = replace(record, incidents=incidents, elapsed=round(time.perf_counter() - began, 3))
         folder.append(record)
         last = _is_over(phase, at)
-        pause = until is not None and r.index + 1 >= until and not last
+        pause = stops and not last
         if done % plan.checkpoint_every == 0 or last or pause:
             _keep(folder, folder.round(r.index), phase, at)
         watch.round(record)

@@ -9,7 +9,7 @@ import io
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from polysite.storage import write_file
 from polysite.tuning.halving import Rung, affordable, cost, rungs, survivors
 from polysite.tuning.runners import Runner, Simulated
 from polysite.tuning.space import Candidate, Space
+
+AT_RUNGS = 0.3  # smallest share of a training where scores come from the rungs alone: a third is the first rung
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,23 @@ class Tuned:
     study: Study  # the best
     rung: int  # rungs that have ended
     rungs: int
+    jobs: Mapping[str, Sequence[Job]] = field(default_factory=dict)  # runs of every candidate, one per inner fold
 
     @classmethod
     def of(
-        cls, folder: Path, rows: Mapping[str, Row], studies: Mapping[str, Study], base: Study, rung: int, rungs: int
+        cls,
+        folder: Path,
+        rows: Mapping[str, Row],
+        studies: Mapping[str, Study],
+        base: Study,
+        rung: int,
+        rungs: int,
+        jobs: Mapping[str, Sequence[Job]],
     ) -> "Tuned":
         """Rank the candidates of a search; the first one is the reference."""
         ranked = sorted(rows.values(), key=lambda row: (-row.share, -(row.score or 0.0)))
         best = replace(studies[ranked[0].run], split=base.split)
-        return cls(folder, tuple(ranked), next(iter(rows.values())), best, rung, rungs)
+        return cls(folder, tuple(ranked), next(iter(rows.values())), best, rung, rungs, jobs)
 
     @property
     def best(self) -> Row:
@@ -126,8 +136,12 @@ def least(base: Study, space: Space, inner: int = 3) -> float:
 
 
 def _shortest(base: Study) -> float:
-    """Return the smallest share of a training after which scores can be compared."""
-    return LAST * base.run.validate_every / base.run.rounds
+    """Return the smallest share of a training after which scores can be compared.
+
+    A study that is validated only at its end is scored once at every rung.
+    """
+    every, rounds = base.run.validate_every, base.run.rounds
+    return AT_RUNGS if every >= rounds else LAST * every / rounds
 
 
 @kept()
@@ -182,7 +196,7 @@ def tune(
         failed = runner.work([j for mine in listed.values() for j in mine], told)
         rows |= {n: _row(rows[n], rung.share, mine, _why(mine, failed)) for n, mine in listed.items()}
         _write(out, rows)
-        found = Tuned.of(out, rows, studies, base, number, last)
+        found = Tuned.of(out, rows, studies, base, number, last, jobs)
         if not found.reference.failed:
             seen(found)
     _refuse_lost(rows[reference])
