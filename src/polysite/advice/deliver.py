@@ -64,11 +64,11 @@ def train(
         step: Reports progress.
     """
     jobs = {name: _jobs(name, chosen, count, out / "trained") for name, chosen in studies.items()}
-    every = [job for mine in jobs.values() for job in mine]
-    for job in every:
+    missing = [job for name, mine in jobs.items() if not RunFolder(out / name).finished for job in mine]
+    for job in missing:
         job.write()
-    step(f"{len(every)} trainings of the advice on all cases", 0)
-    failed = work(every, parallel, step)
+    step(f"{len(missing)} trainings of the advised study on all cases", 0)
+    failed = work(missing, parallel, step)
     if failed:
         title, why = next(iter(failed.items()))
         raise RunError(f"the training of the advised study failed ({title}): {why}")
@@ -82,8 +82,10 @@ def _jobs(name: str, chosen: Study, count: int, root: Path) -> list[Job]:
 
 
 def _run(runs: Sequence[Path], out: Path) -> Run:
-    """Return the run of one training, or the ensemble of several."""
-    folder = RunFolder(runs[0] if len(runs) == 1 else out)
+    """Return the run of one training, moved to this folder, or the ensemble of several."""
+    if not out.exists() and len(runs) == 1:
+        runs[0].rename(out)
+    folder = RunFolder(out)
     if folder.finished:
         return Run(folder, folder.result)
     if out.exists() and RunFolder.open(out).checkpoints():  # interrupted before its end

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from polysite import config, study
 from polysite.advice.decide import Gain, differences, gain_of
-from polysite.advice.tournament import Key, Played
+from polysite.advice.tournament import Key, Played, played
 from polysite.benchmark.jobs import Job
 from polysite.config import Study
 from polysite.engines.run_folder import RunFolder
@@ -22,14 +22,19 @@ def mirrored(chosen: Study) -> Study:
 def try_mirrored(final: Played) -> tuple[Played, Gain | None]:
     """Return the advised study, with mirrored predictions if their mean score is higher, and their gain.
 
-    The gain is None where they cannot be tried: in a classification, or if the study has them already.
+    Both ways are scored with the same models. The gain is None where they cannot be tried: in a classification, or if
+    the study has them already.
     """
     if final.study.data.task != "segmentation" or final.study.train.mirror:
         return final, None
+    plain = played(final.study, final.jobs)  # one training; ``final`` may have the mean scores of two
     scores = {key: score for job in final.jobs for key, score in _scores(job).items()}
-    other = replace(final, study=mirrored(final.study), scores=scores)
-    gain = gain_of(differences(other, final))
-    return (other, gain) if gain.mean > 0 else (final, gain)
+    gains = differences(replace(plain, scores=scores), plain)
+    gain = gain_of(gains)
+    if gain.mean <= 0:
+        return final, gain
+    better = {key: score + gains[key] for key, score in final.scores.items()}
+    return replace(final, study=mirrored(final.study), scores=better), gain
 
 
 def _scores(job: Job) -> dict[Key, float]:

@@ -1,0 +1,102 @@
+"""What an advice costs and delivers: steps that were spent, mirrored predictions, trainings of the advised study."""
+
+from dataclasses import replace
+
+import pytest
+
+import polysite as ps
+from polysite import study
+from polysite.advice import deliver, stages
+from polysite.advice.contenders import last_phase, unselected
+from polysite.advice.decide import mean_of
+from polysite.advice.mirror import mirrored, try_mirrored
+from polysite.advice.tournament import played
+from polysite.benchmark.jobs import inner_job, silent
+from polysite.errors import ConfigError, RunError
+
+SITES = {name: ps.Hospital(cases=6, scanner=k) for k, name in enumerate(("east", "west"))}
+BASE = study.with_fixed_cases(
+    ps.Study(
+        data=ps.Phantom(shape=(24, 24, 24), sites=SITES),
+        model=ps.UNet(filters=(2, 2, 2)),
+        train=ps.Train(lr=0.5, patch=(16, 16, 16), window=(24, 24, 24), batch=2, device="cpu", augment="none"),
+        run=ps.Plan(rounds=5),
+    )
+)
+
+
+def jobs(root, name, chosen, inner=2):
+    return [inner_job(root, name, unselected(chosen), inner, k) for k in range(inner)]
+
+
+def test_phases_that_runs_share_are_spent_once(tmp_path):
+    """Five rounds of 2 x 2 steps on each inner fold (2 or 3 training cases, batches of 2), and one round more."""
+    one = jobs(tmp_path, "one", BASE)
+    last = [replace(j, method="both", study=replace(j.study, then=(last_phase(BASE),))) for j in one]
+    steps = deliver.steps_of(one[0].study)
+    assert steps == 5 * sum(-(-n // 2) for n in sizes(one[0].study))
+    more = deliver.steps_of(last[0].study) - steps
+    assert more * 5 == steps  # a fifth of the rounds
+    first, second = fake(one), fake(last)
+    assert deliver.steps_spent([first]) == 2 * steps
+    assert deliver.steps_spent([first, second]) == 2 * (steps + more)
+    assert deliver.steps_spent([second]) == 2 * (steps + more)  # nothing to take over
+    assert deliver.steps_spent([first, second], before=one) == 2 * more
+
+
+def sizes(chosen):
+    return [len(splits["train"]) for splits in study.deal_cases(chosen).values()]
+
+
+def fake(runs):
+    return deliver.Played(BASE, tuple(runs), {}, {})
+
+
+def test_mirrored_predictions_are_scored_with_the_same_models(tmp_path):
+    runs = jobs(tmp_path, "one", BASE)
+    for job in runs:
+        study.train(job.study, job.run, evaluate=False)
+    short = played(BASE, runs)
+    after, gain = try_mirrored(short)
+    alone = {}
+    for job in runs:  # trained with mirrored predictions from the beginning: the same models, the same scores
+        done = study.train(mirrored(job.study), tmp_path / "mirrored" / job.place, evaluate=False)
+        alone |= {(s, c): x.mean for s, cases in done.result.scores.items() for c, x in cases.items()}
+    means = [sum(each.values()) / len(each) for each in (alone, short.scores)]
+    assert gain.mean == pytest.approx(means[0] - means[1], abs=1e-12) and gain.cases == len(short.scores)
+    assert after.study.train.mirror == (gain.mean > 0)
+    luckier = replace(short, scores={key: score + 0.2 for key, score in short.scores.items()})
+    two = mean_of(short, luckier)  # the mean of two trainings is no reason against mirrored predictions
+    assert try_mirrored(two)[1].mean == pytest.approx(gain.mean)
+    assert try_mirrored(replace(short, study=mirrored(BASE))) == (replace(short, study=mirrored(BASE)), None)
+
+
+def test_the_advised_study_is_trained_once_or_several_times(tmp_path, monkeypatch):
+    def work(listed, parallel, step):
+        for job in (job for job in listed if not job.done):
+            study.train(job.study, job.run, evaluate=job.evaluate)
+        return {}
+
+    monkeypatch.setattr(deliver, "work", work)
+    once = deliver.train({"models": BASE}, 1, tmp_path / "one", None, silent)["models"]
+    assert once.members == 1 and once.run.folder.path == tmp_path / "one" / "models"
+    assert (tmp_path / "one" / "models" / "evaluation" / "test").is_dir()
+    again = deliver.train({"models": BASE}, 1, tmp_path / "one", None, silent)["models"]  # continued: nothing to do
+    assert again.run.result == once.run.result
+    twice = deliver.train({"models": BASE}, 2, tmp_path / "two", None, silent)["models"]
+    assert twice.members == 2 and twice.run.folder.path == tmp_path / "two" / "models"
+    again = deliver.train({"models": BASE}, 2, tmp_path / "two", None, silent)["models"]
+    assert again.run.result == twice.run.result
+    monkeypatch.setattr(deliver, "work", lambda listed, parallel, step: {listed[0].title: "no memory"})
+    with pytest.raises(RunError, match=r"the training of the advised study failed .*: no memory"):
+        deliver.train({"models": BASE}, 1, tmp_path / "three", None, silent)
+
+
+def test_a_budget_pays_for_strategies_first_then_for_a_recipe_and_never_for_more_than_there_is():
+    strategies = [0.2, 0.2, 0.2]
+    with pytest.raises(ConfigError, match=r"the budget is 13 trainings, but 3 strategies on 2 inner folds, .* take 14"):
+        stages.shares(13, strategies, 2, 5)
+    for budget in (15, 20, 25, 40):
+        found = stages.shares(budget, strategies, 2, 5)
+        assert found.total == pytest.approx(budget) and found.reserve >= stages.AGAIN * 2
+    assert stages.shares(15, strategies, 2, 5).recipe == 0 < stages.shares(25, strategies, 2, 5).recipe
