@@ -44,6 +44,7 @@ from polysite.benchmark.budget import equalise, lengthen
 from polysite.benchmark.jobs import Step, silent
 from polysite.benchmark.workers import kept
 from polysite.config import Study
+from polysite.data.split import SiteSplit
 from polysite.errors import ConfigError
 from polysite.heterogeneity.verdict import Verdict
 from polysite.metrics.statistics import signed_rank
@@ -145,28 +146,9 @@ def advise(
         step: Reports progress.
         only: Strategies to compare, by name; empty for all that the assessment proposes.
     """
-    if base.then:
-        raise ConfigError("the study has phases under [[then]], but an advice chooses the phases: leave them out")
-    base = study.with_fixed_cases(config.vary(base, {"algorithm": {"name": "fedavg"}, "run": {"pooled": False}}))
-    settings = {"study": config.dump(base), "trainings": trainings or 0.0, "inner": inner, "only": list(only)}
-    same_settings(out, "advise.toml", settings)
-    dealt = study.check(base)
-    fresh = not out.exists()
-    out.mkdir(parents=True, exist_ok=True)
-    write_file(out / "advise.toml", lambda path: path.write_text(tomli_w.dumps(settings), encoding="utf-8"))
-    step("assessing the hospitals", 0)
-    verdict = _assessed(base, out / "assessment")
-    cases = sum(len(splits["train"]) for splits in dealt.values())
-    space = _recipes()
-    try:
-        efforts = [c.trainings for c in contenders(verdict, base, cases, only)]
-        budget = shares(trainings, efforts, inner, tuning.least(unselected(base), space, inner))
-    except ConfigError:
-        if fresh:  # nothing was trained: the folder would refuse another budget
-            shutil.rmtree(out)
-        raise
-
-    recipe, words, known, searched = _recipe(base, space, out / "recipe", budget.recipe, inner, parallel, step)
+    base, dealt, verdict, budget = _begun(base, out, trainings, inner, only, step)
+    cases = _training_cases(dealt)
+    recipe, words, known, searched = _recipe(base, _recipes(), out / "recipe", budget.recipe, inner, parallel, step)
     listed = contenders(verdict, recipe, cases, only)
     step(f"{len(listed)} strategies on {inner} inner folds", 0)
     studies = {**({} if known else {START: recipe}), **_equal(listed)}
@@ -199,12 +181,12 @@ def advise(
         _save(out / f"{file_of('study', name)}.toml", other)
     nearest = evidence.similar(evidence.describe_study(base, dealt), SIMILAR + 1)
     alike = tuple(match for match in nearest if not match.same)[:SIMILAR]
-    delivered: dict[str, Delivered] = {}
+    wanted = {MODELS: advised, **{file_of(MODELS, n): s for n, s in studies.items()}}
     if left is not None:
-        wanted = {MODELS: advised, **{file_of(MODELS, n): s for n, s in studies.items()}}
         delivered, left = _train(wanted, left, out, parallel, step)
-    elif any(splits["test"] for splits in dealt.values()):
-        ends = {MODELS: final, **{file_of(MODELS, n): everything[n] for n in apart}}
+    else:
+        tested = any(splits["test"] for splits in dealt.values())
+        ends = dict(zip(wanted, [final, *(everything[n] for n in apart)], strict=True)) if tested else {}
         delivered = {n: models for n, end in ends.items() if (models := inner_models(end, out / n, step))}
     others = {n: delivered[file_of(MODELS, n)] for n in apart if file_of(MODELS, n) in delivered}
     spent = None if left is None or trainings is None else trainings - left / unit
@@ -215,6 +197,36 @@ def advise(
     )  # fmt: skip
     write_file(out / "advice.json", lambda path: path.write_text(json.dumps(plain(advice), indent=1), encoding="utf-8"))
     return advice
+
+
+def _begun(
+    base: Study, out: Path, trainings: float | None, inner: int, only: Sequence[str], step: Step
+) -> tuple[Study, Mapping[str, SiteSplit], Verdict, Shares]:
+    """Write the settings of an advice into its folder and assess the hospitals; return the study, its cases, the
+    recommendations of the assessment and the shares of the budget. Refuse what cannot be advised."""
+    if base.then:
+        raise ConfigError("the study has phases under [[then]], but an advice chooses the phases: leave them out")
+    base = study.with_fixed_cases(config.vary(base, {"algorithm": {"name": "fedavg"}, "run": {"pooled": False}}))
+    settings = {"study": config.dump(base), "trainings": trainings or 0.0, "inner": inner, "only": list(only)}
+    same_settings(out, "advise.toml", settings)
+    dealt = study.check(base)
+    fresh = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    write_file(out / "advise.toml", lambda path: path.write_text(tomli_w.dumps(settings), encoding="utf-8"))
+    step("assessing the hospitals", 0)
+    verdict = _assessed(base, out / "assessment")
+    try:
+        efforts = [c.trainings for c in contenders(verdict, base, _training_cases(dealt), only)]
+        budget = shares(trainings, efforts, inner, tuning.least(unselected(base), _recipes(), inner))
+    except ConfigError:
+        if fresh:  # nothing was trained: the folder would refuse another budget
+            shutil.rmtree(out)
+        raise
+    return base, dealt, verdict, budget
+
+
+def _training_cases(dealt: Mapping[str, SiteSplit]) -> int:
+    return sum(len(splits["train"]) for splits in dealt.values())
 
 
 def file_of(kind: str, strategy: str) -> str:
