@@ -79,6 +79,14 @@ class Release:
             raise ValueError(f"{self} is no release under noise")
 
 
+def check_limits(section: str, target: float, delta: float) -> None:
+    """Refuse an epsilon or a delta that promises nothing; ``section`` is the place of both in a study."""
+    if not 0 <= target < 1e9:
+        raise ConfigError(f"{section}.epsilon = {target} must be at least 0 and less than 1e9")
+    if not 0 < delta < 0.1:
+        raise ConfigError(f"{section}.delta = {delta} must be more than 0 and less than 0.1")
+
+
 def require() -> None:
     """Refuse to continue without the package that computes epsilon."""
     try:

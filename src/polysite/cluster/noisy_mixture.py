@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike
 
 from polysite.cluster.mixture import Mixture, Values, checked, scaled, squared_distances
 from polysite.errors import ConfigError, DataError
-from polysite.privacy import Release, epsilon, least_noise
+from polysite.privacy import Release, check_limits, epsilon, least_noise
 
 SURE = 3.0  # deviations of the noise; a cluster with fewer patients does not move
 DRAWN = 20  # points that are drawn for every mean of the start
@@ -56,10 +56,7 @@ class NoisyClusters:
     exchanges: int = 5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.epsilon < 1e9:
-            raise ConfigError(f"algorithm.noisy.epsilon = {self.epsilon} must be at least 0 and less than 1e9")
-        if not 0 < self.delta < 0.1:
-            raise ConfigError(f"algorithm.noisy.delta = {self.delta} must be more than 0 and less than 0.1")
+        check_limits("algorithm.noisy", self.epsilon, self.delta)
         if self.modalities < 1 or self.exchanges < 2:
             raise ConfigError("algorithm.noisy needs at least one modality and two exchanges")
         for name, (low, high) in self.features.items():

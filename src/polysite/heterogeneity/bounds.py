@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from polysite.errors import ConfigError
-from polysite.privacy import Release, noise_for
+from polysite.privacy import Release, check_limits, noise_for
 
 INTENSITY, VOLUME, CLASS = "intensity", "volume", "class"  # prefixes of the names of quantities
 EMBEDDING, SQUARE = "embedding", "square"  # names of the sums of embeddings
@@ -50,10 +50,7 @@ class PrivateSums:
     length: float = 10.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.epsilon < 1e9:
-            raise ConfigError(f"assess.private.epsilon = {self.epsilon} must be at least 0 and less than 1e9")
-        if not 0 < self.delta < 0.1:
-            raise ConfigError(f"assess.private.delta = {self.delta} must be more than 0 and less than 0.1")
+        check_limits("assess.private", self.epsilon, self.delta)
         for name in ("intensity", "volume"):
             low, high = getattr(self, name)
             if not -1e12 < low < high < 1e12:
