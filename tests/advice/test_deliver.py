@@ -6,13 +6,13 @@ import pytest
 
 import polysite as ps
 from polysite import study
-from polysite.advice import deliver, stages
+from polysite.advice import deliver
 from polysite.advice.contenders import last_phase, unselected
 from polysite.advice.decide import mean_of
 from polysite.advice.mirror import mirrored, try_mirrored
 from polysite.advice.tournament import played
 from polysite.benchmark.jobs import inner_job, silent
-from polysite.errors import ConfigError, RunError
+from polysite.errors import RunError
 
 SITES = {name: ps.Hospital(cases=6, scanner=k) for k, name in enumerate(("east", "west"))}
 BASE = study.with_fixed_cases(
@@ -90,13 +90,3 @@ def test_the_advised_study_is_trained_once_or_several_times(tmp_path, monkeypatc
     monkeypatch.setattr(deliver, "work", lambda listed, parallel, step: {listed[0].title: "no memory"})
     with pytest.raises(RunError, match=r"the training of the advised study failed .*: no memory"):
         deliver.train({"models": BASE}, 1, tmp_path / "three", None, silent)
-
-
-def test_a_budget_pays_for_strategies_first_then_for_a_recipe_and_never_for_more_than_there_is():
-    strategies = [0.2, 0.2, 0.2]
-    with pytest.raises(ConfigError, match=r"the budget is 13 trainings, but 3 strategies on 2 inner folds, .* take 14"):
-        stages.shares(13, strategies, 2, 5)
-    for budget in (15, 20, 25, 40):
-        found = stages.shares(budget, strategies, 2, 5)
-        assert found.total == pytest.approx(budget) and found.reserve >= stages.AGAIN * 2
-    assert stages.shares(15, strategies, 2, 5).recipe == 0 < stages.shares(25, strategies, 2, 5).recipe
