@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from polysite import config
+from polysite.advice import file_of
 from polysite.advice.deliver import steps_of
 from polysite.advice.tournament import Key, grouped
 from polysite.benchmark.budget import lengthen
@@ -43,6 +44,10 @@ def main() -> None:
     options.add_argument("--fold", type=int, default=0, help="the fold whose study is written")
     options.add_argument("--out", type=Path, help="file of that study")
     given = options.parse_args()
+    if given.same_steps and not (given.out and given.trainings):
+        options.error("--same-steps takes --trainings and --out")
+    if not given.same_steps and not (given.runs and given.reference):
+        options.error("--runs and --reference are needed, or --same-steps")
     if given.same_steps:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(config.dump(same_steps(given)), encoding="utf-8")
@@ -67,16 +72,26 @@ def same_steps(given: argparse.Namespace) -> config.Study:
     return long
 
 
-def run_of(path: Path) -> Path:
-    """Return a run folder, or that of the models of an advice."""
-    about = path / "advice.json"
-    return path / json.loads(about.read_text(encoding="utf-8"))["models"] if about.exists() else path
-
-
 def scores(pattern: str, folds: int) -> Scores:
     """Return the score of every test case, the mean over its labels."""
-    tests = [RunFolder.open(run_of(Path(pattern.format(k=k)))).result.test for k in range(folds)]
-    return {(site, case): score.mean for t in tests for site, cases in t.items() for case, score in cases.items()}
+    return {key: score for k in range(folds) for key, score in tested(Path(pattern.format(k=k))).items()}
+
+
+def tested(path: Path) -> Scores:
+    """Return the test scores of a run, or of the models that every hospital uses by an advice."""
+    about = path / "advice.json"
+    if not about.exists():
+        return run_scores(path)
+    found = json.loads(about.read_text(encoding="utf-8"))
+    used = {site: each["uses"] for site, each in found["hospitals"].items()}
+    folders = {name: "models" if name == found["strategy"] else file_of("models", name) for name in used.values()}
+    each = {name: run_scores(path / folder) for name, folder in folders.items()}
+    return {key: score for name, mine in each.items() for key, score in mine.items() if used[key[0]] == name}
+
+
+def run_scores(path: Path) -> Scores:
+    test = RunFolder.open(path).result.test
+    return {(site, case): score.mean for site, cases in test.items() for case, score in cases.items()}
 
 
 def compare(pattern: str, mine: Scores, theirs: Scores) -> None:

@@ -23,7 +23,8 @@ typing_extensions, and for noise dp_accounting, absl-py and attrs.
 
     OMP_NUM_THREADS=1 python bench/privacy.py --seeds 0 1 2 --epsilons 0 100 30 10
     python bench/privacy.py --data tcga_lgg --exclude EZ --spacing 2 2 1 --patch 32 32 16 --window 64 64 16 \
-        --overlap 0 --iterations 150 --filters 8 16 32 --rounds 6 --epochs 40 --lr 0.005 --jobs 2 --threads 1 --out privacy.jsonl
+        --overlap 0 --iterations 150 --filters 8 16 32 --rounds 6 --epochs 40 --lr 0.005 --jobs 2 --threads 1 \
+        --out privacy.jsonl
 """
 
 import argparse

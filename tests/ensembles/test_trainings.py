@@ -27,7 +27,7 @@ TINY = ps.Study(
 def test_trainings_differ_by_their_luck_alone_and_the_command_continues(tmp_path, monkeypatch):
     out = tmp_path / "both"
     with monkeypatch.context() as patch:
-        patch.setattr(trainings, "ensemble", lambda *args, **options: 1 / 0)
+        patch.setattr(trainings, "made_ensemble", lambda *args, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             ensembles.train_ensemble(TINY, out, trainings=2)
     members = [RunFolder.open(tmp_path / "both-trainings" / f"seed{k}") for k in (3, 4)]
@@ -41,6 +41,10 @@ def test_trainings_differ_by_their_luck_alone_and_the_command_continues(tmp_path
     shown = CliRunner().invoke(app, ["train", str(file), "--trainings", "2", "--out", str(out), "--quiet"])
     assert shown.exit_code == 0, shown.output
     assert [(m.path / "result.json").stat().st_mtime_ns for m in members] == kept  # not trained again
+    (out / "result.json").unlink()  # interrupted in the evaluation of the ensemble
+    ensembles.train_ensemble(TINY, out, trainings=2)
+    with pytest.raises(RunError, match="exists already"):
+        ensembles.train_ensemble(TINY, out, trainings=2)
     run = RunFolder.open(out)
     assert len(config.parse(run.config).model.members) == 2 and (out / "evaluation" / "test").is_dir()
     alone = ps.train(TINY, tmp_path / "alone", page=False)  # the first training is that of the study

@@ -168,7 +168,7 @@ def advise(
     final, choices, longer, left = _longer(final, choices, out / "longer", left, base, trained)
     if left is not None and not exceptions(choices) and not ends_in_clusters(final.study):
         step("mirrored predictions", 0)
-        final, mirror = try_mirrored(final)
+        final, mirror = try_mirrored(final, out / "mirrored.json")
 
     everything = {**one, **{name: trained.both(name) for name in trained.one}}
     gains = differences(final, everything.get(GIVEN, everything[START]))
@@ -398,7 +398,8 @@ def _longer(
     if left is None:
         return short, choices, None, None
     inner_folds = trained.inner * steps_of(short.jobs[0].study)
-    if not affords_longer(left, inner_folds, steps_of(_advised(short.study, base))):
+    apart = [trained.one[name].study for name in set(exceptions(choices).values())]
+    if not affords_longer(left, inner_folds, sum(steps_of(_advised(s, base)) for s in (short.study, *apart))):
         return short, choices, None, left
     trained.step(f"{LONGER} times the rounds", 0)
     longer = lengthen(short.study, LONGER)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from polysite import study
+from polysite import config, study
 from polysite.advice.contenders import ends_in_clusters
 from polysite.advice.tournament import Played
 from polysite.benchmark.jobs import Job, Step
@@ -16,8 +16,8 @@ from polysite.benchmark.workers import work
 from polysite.config import Study
 from polysite.costs.budget import spent
 from polysite.engines.run_folder import RunFolder
-from polysite.ensembles import ensemble
-from polysite.errors import RunError
+from polysite.ensembles import made_ensemble
+from polysite.models.ensemble import Ensemble
 from polysite.study import Run
 
 
@@ -55,6 +55,8 @@ def train(
 ) -> dict[str, Delivered]:
     """Train studies on all cases that are not tested; return their models by the name of their folder.
 
+    A training that fails is left out; a study of which all failed has no models.
+
     Args:
         studies: The studies, by the name of the folder of their models.
         count: Number of trainings of each, with different seeds; a study of clusters of patients, whose models
@@ -69,10 +71,10 @@ def train(
         job.write()
     step(f"{len(missing)} trainings of the advised study on all cases", 0)
     failed = work(missing, parallel, step)
-    if failed:
-        title, why = next(iter(failed.items()))
-        raise RunError(f"the training of the advised study failed ({title}): {why}")
-    return {name: Delivered(_run([job.run for job in mine], out / name), len(mine)) for name, mine in jobs.items()}
+    for title, why in failed.items():
+        step(f"{title} failed and is left out: {why}", 0)
+    finished = {name: [job.run for job in mine if job.title not in failed] for name, mine in jobs.items()}
+    return {name: _delivered(runs, out / name) for name, runs in finished.items() if runs}
 
 
 def _jobs(name: str, chosen: Study, count: int, root: Path) -> list[Job]:
@@ -81,22 +83,18 @@ def _jobs(name: str, chosen: Study, count: int, root: Path) -> list[Job]:
     return [Job(name, chosen.split.fold, seed, replace(chosen, seed=seed), root, evaluate=alone) for seed in seeds]
 
 
-def _run(runs: Sequence[Path], out: Path) -> Run:
+def _delivered(runs: Sequence[Path], out: Path) -> Delivered:
     """Return the run of one training, moved to this folder, or the ensemble of several."""
     if not out.exists() and len(runs) == 1:
         runs[0].rename(out)
-    folder = RunFolder(out)
-    if folder.finished:
-        return Run(folder, folder.result)
-    if out.exists() and RunFolder.open(out).checkpoints():  # interrupted before its end
-        return study.resume(out)
-    return ensemble(runs, out)
+    run = made_ensemble(runs, out) if len(runs) > 1 else Run(RunFolder(out), RunFolder(out).result)
+    model = config.parse(run.folder.config, where=str(out / "config.toml")).model
+    return Delivered(run, len(model.members) if isinstance(model, Ensemble) else 1)
 
 
 def inner_models(final: Played, out: Path, step: Step) -> Delivered | None:
     """Return the models of the inner folds as one ensemble per hospital; None for models of patients' clusters."""
-    if not RunFolder(out).finished:
-        if ends_in_clusters(final.study):
-            return None
-        step("the models of the inner folds together", 0)
-    return Delivered(_run(final.runs, out), 0)
+    if ends_in_clusters(final.study):
+        return None
+    step("the models of the inner folds together", 0)
+    return Delivered(made_ensemble(final.runs, out), 0)

@@ -72,7 +72,7 @@ def models(found: Advice) -> str:
         )
     count = found.models.members
     again = f"{count} times with different seeds; their predictions are averaged" if count > 1 else "once"
-    return f"the advised study, trained on all cases that are not tested, {again}."
+    return f"the advised study, trained on the cases that are not tested, {again}."
 
 
 def tested(found: Advice) -> str:
@@ -186,14 +186,14 @@ def verdict(each: Comparison) -> str:
 def costs(found: Advice) -> Grid:
     """Return the cost of one training of the advised study, and of FedAvg as given."""
     lines = []
-    others = ((f"study-{name}.toml", other) for name, other in found.studies.items())
+    others = ((f"{file_of('study', name)}.toml", other) for name, other in found.studies.items())
     for title, chosen in (("FedAvg as given", found.given.study), ("advised", found.study), *others):
         cost = study.cost(chosen)
         per_site = max(cost.down[s] + cost.up[s] for s in cost.down)
         cells = (number(cost.rounds, "d"), number(cost.steps, ",d"), number(per_site / 1e6, ",.1f"))
         lines.append(Line((name(title), *cells)))
     together = f"at most {found.trainings.total:.1f}" if found.spent is None else f"{found.spent:.1f}"
-    note = f"All stages of the advice together take {together} trainings of FedAvg as given."
+    note = f"All stages of the advice together take {together} trainings of FedAvg as given without an inner fold."
     head = ("training", "rounds", "local steps of all hospitals", "MB of a hospital, at most")
     return Grid("costs", "Cost of a training", head, tuple(lines), note)
 

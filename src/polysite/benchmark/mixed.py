@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from polysite import config, ensembles, study
-from polysite.engines.run_folder import RunFolder
+from polysite import config, ensembles
 from polysite.errors import ConfigError, PolysiteError, nearest
 
 
@@ -64,10 +63,7 @@ def inner_folds(found: Mapping[str, EnsembleOf], methods: Mapping[str, Mapping[s
 def make(each: EnsembleOf, runs: Sequence[Path], out: Path) -> str:
     """Make an ensemble of finished runs, or finish the one in the folder; return why it failed, or an empty text."""
     try:
-        if out.exists() and RunFolder.open(out).checkpoints():
-            study.resume(out)
-        else:
-            ensembles.ensemble(runs, out, each.weights)
+        ensembles.made_ensemble(runs, out, each.weights)
     except PolysiteError as problem:
         return str(problem)
     return ""

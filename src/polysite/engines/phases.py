@@ -173,9 +173,10 @@ def _train(
         at = replace(at, guard=r.guard_state)
         done, ended = r.index + 1 - at.first, is_finished(phase.algorithm, r.state)
         stops = until is not None and r.index + 1 >= until  # a search compares the scores of paused runs
-        if done % plan.validate_every == 0 or done == plan.rounds or ended or stops:
+        due = done % plan.validate_every == 0 or done == plan.rounds or ended
+        if due or stops:
             validating = time.perf_counter()
-            at, record = _validate(phases, folder, at, record)
+            at, record = _validate(phases, folder, at, record, due)
             slow = slow or _note_slow(plan, record, time.perf_counter() - validating)
         incidents = (*record.incidents, *transport.incidents())
         record = replace(record, incidents=incidents, elapsed=round(time.perf_counter() - began, 3))
@@ -412,16 +413,24 @@ def _served_now(phase: Phase, at: Progress) -> Mapping[SiteId, Payload]:
 
 
 def _validate(
-    phases: Sequence[Phase], folder: RunFolder, at: Progress, record: RoundRecord
+    phases: Sequence[Phase], folder: RunFolder, at: Progress, record: RoundRecord, due: bool = True
 ) -> tuple[Progress, RoundRecord]:
-    """Have every site score the model; keep a checkpoint if it is the best so far. Without scores nothing changes."""
+    """Have every site score the model; keep a checkpoint if it is the best so far. Without scores nothing changes.
+
+    A validation that is not due, because the run pauses, is only recorded: a run that pauses ends with the same model
+    as one that does not.
+    """
     phase = phases[at.phase]
     plan, sent = phase.plan, _served_now(phase, at)
     scores = phase.transport.score(at.round, sent, "validation")
     if not any(scores.values()):
         return at, record
+    means = {i: SiteValidation.of(s) for i, s in scores.items()}
     over: Literal["case", "site"] = "site" if plan.best == "site" or plan.guarded else "case"
     score, earliest = mean_score(scores, over), at.first + plan.best_from - 1
+    record = replace(record, validation=means, measure=measure_of(scores), mean_score=score)
+    if not due:
+        return at, record
     eligible = not plan.best_from or at.round >= earliest
     reigns = at.best_round >= 0 and (not plan.best_from or at.best_round >= earliest)
     if plan.guarded:
@@ -434,8 +443,7 @@ def _validate(
     if eligible and _chooses_own(phases, at.phase):
         at, progress = _choose_own(phase, folder, at, scores)
     at = replace(at, waited=0 if better or progress else at.waited + 1)
-    means = {i: SiteValidation.of(s) for i, s in scores.items()}
-    record = replace(record, validation=means, measure=measure_of(scores), mean_score=score, best_round=at.best_round)
+    record = replace(record, best_round=at.best_round)
     record = replace(record, best_rounds={i: own.round for i, own in at.own.items() if i != STRANGER})
     if phase.plan.peek:  # for the report; nothing is chosen by it
         seen = phase.transport.score(at.round, sent, "test")

@@ -6,7 +6,7 @@ ensembles.ensemble(["runs/fold0", "runs/fold1"], "runs/ensemble", weights="valid
 ensembles.train_ensemble(study, "runs/three", trainings=3)
 """
 
-from polysite.ensembles.making import ensemble
+from polysite.ensembles.making import ensemble, made_ensemble
 from polysite.ensembles.trainings import train_ensemble
 
-__all__ = ["ensemble", "train_ensemble"]
+__all__ = ["ensemble", "made_ensemble", "train_ensemble"]

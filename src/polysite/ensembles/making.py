@@ -5,6 +5,7 @@ hospitals can use it). Otherwise every hospital has its own.
 """
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -89,6 +90,19 @@ def ensemble(runs: Sequence[Path | str], out: Path | str, weights: str = "equal"
     shared = all(one for _, one in found) and len({c.weights for c in choices.values()}) == 1
     mixture = Mixture(models, choices, shared)
     return _written(_held(chosen, dealt, shared), dealt, sites, mixture, members, target, weights, watch)
+
+
+def made_ensemble(runs: Sequence[Path | str], out: Path, weights: str = "equal", watch: Watch = Watch()) -> Run:
+    """Return the ensemble in a folder; make it if it is missing, and anew if it was interrupted.
+
+    Nothing is trained in an ensemble, so an unfinished one has nothing to lose.
+    """
+    folder = RunFolder(out)
+    if folder.finished:
+        return Run(folder, folder.result)
+    if (out / ABOUT).exists():
+        shutil.rmtree(out)
+    return ensemble(runs, out, weights, watch)
 
 
 def _study(members: Sequence[MemberRun], out: Path) -> tuple[Study, Mapping[SiteId, SiteSplit]]:

@@ -12,7 +12,7 @@ from polysite.algorithms.base import facts
 from polysite.config import Study
 from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder
-from polysite.ensembles.making import ensemble
+from polysite.ensembles.making import ABOUT, made_ensemble
 from polysite.errors import ConfigError, RunError
 from polysite.study import Engine, Run
 
@@ -25,7 +25,8 @@ def train_ensemble(
     *,
     engine: str | Engine = "simulator",
 ) -> Run:
-    """Train a study several times and make an ensemble of the runs; the same call continues what was interrupted.
+    """Train a study several times and make an ensemble of the runs; a call with the same folder continues what was
+    interrupted.
 
     Args:
         chosen: The study; the first training has its seed, the others the next ones.
@@ -42,7 +43,7 @@ def train_ensemble(
             "the number of trainings"
         )
     target = Path(out) if out else RunFolder.fresh(Path("runs"), "ensemble")
-    if target.exists():
+    if target.exists() and (RunFolder(target).finished or not (target / ABOUT).exists()):
         raise RunError(f"{target} exists already; an ensemble never overwrites a run: choose another folder")
     fixed = study.with_fixed_cases(chosen)
     places = target.with_name(f"{target.name}-trainings")
@@ -50,7 +51,7 @@ def train_ensemble(
     for seed in range(chosen.seed, chosen.seed + trainings):
         runs.append(places / f"seed{seed}")
         _train(replace(fixed, seed=seed), runs[-1], watch, engine)
-    return ensemble(runs, target, watch=watch)
+    return made_ensemble(runs, target, watch=watch)
 
 
 def _train(chosen: Study, run: Path, watch: Watch, engine: str | Engine) -> None:
