@@ -49,8 +49,7 @@ class Private:
             raise ConfigError(f"train.private.clip = {self.clip} must be more than 0 and less than 1e6")
         if not 0.1 <= self.noise <= 1000:
             raise ConfigError(f"train.private.noise = {self.noise} must lie between 0.1 and 1000")
-        if not 0 < self.delta < 0.1:
-            raise ConfigError(f"train.private.delta = {self.delta} must be more than 0 and less than 0.1")
+        check_delta("train.private", self.delta)
 
     @property
     def on(self) -> bool:
@@ -83,6 +82,11 @@ def check_limits(section: str, target: float, delta: float) -> None:
     """Refuse an epsilon or a delta that promises nothing; ``section`` is the place of both in a study."""
     if not 0 <= target < 1e9:
         raise ConfigError(f"{section}.epsilon = {target} must be at least 0 and less than 1e9")
+    check_delta(section, delta)
+
+
+def check_delta(section: str, delta: float) -> None:
+    """Refuse a delta that promises nothing; ``section`` is its place in a study."""
     if not 0 < delta < 0.1:
         raise ConfigError(f"{section}.delta = {delta} must be more than 0 and less than 0.1")
 

@@ -5,10 +5,11 @@
     strategies    every strategy with that recipe and equal local steps, on inner folds; the one for all is chosen
     hospitals     models of single hospitals, fine-tuned from one model; where they, or another strategy, pay
     longer        the advised study with twice the rounds, kept if its mean score is higher
+    mirrored      predictions averaged over mirror images, tried with the finished models; kept if that scores higher
     deliver       a study that is ready to train, and models: that study trained on all cases, several times
 
-No stage sees a test case. Every stage is a set of runs in the folder, and its result follows from them alone, so the
-same command continues an advice that was interrupted, and ends with the same choice.
+No stage sees a test case. Every stage is a set of runs in the folder (mirrored scores are a file), and its result
+follows from them alone, so the same command continues an advice that was interrupted, and ends with the same choice.
 """
 
 import json
@@ -139,8 +140,8 @@ def advise(
     Args:
         base: The study; its test cases are never used.
         out: Folder of the advice.
-        trainings: The budget, in whole trainings of FedAvg with the study's settings; None for what the strategies and
-            the models of single hospitals take, with the study's own recipe and rounds.
+        trainings: The budget, in whole trainings of FedAvg with the study's settings on an inner fold; None for what
+            the strategies and the models of single hospitals take, with the study's own recipe and rounds.
         inner: Number of inner folds, each of which is left out once.
         parallel: Largest number of runs in parallel; None for as many as fit.
         step: Reports progress.
@@ -160,9 +161,8 @@ def advise(
     compared, chosen = _for_all(trained, listed)
     choices, used = choose(trained, chosen.name, _families(listed))
     final = _final(trained, chosen.name, used)
-    left, mirror = None, None
+    left, unit, mirror = None, steps_of(one[GIVEN if words else START].jobs[0].study), None  # of FedAvg as given
     if trainings is not None:
-        unit = steps_of(one[GIVEN if words else START].jobs[0].study)  # a training of FedAvg as given
         tournament = steps_spent([*trained.one.values(), *trained.two.values()], before)
         left = (trainings - searched) * unit - tournament
     final, choices, longer, left = _longer(final, choices, out / "longer", left, base, trained)
