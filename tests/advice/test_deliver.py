@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import polysite as ps
-from polysite import study
+from polysite import config, study
 from polysite.advice import deliver
 from polysite.advice.contenders import last_phase, unselected
 from polysite.advice.decide import mean_of
@@ -53,6 +53,24 @@ def sizes(chosen):
 
 def fake(runs):
     return deliver.Played(BASE, tuple(runs), {}, {})
+
+
+def test_what_is_left_of_the_budget_trains_the_advised_study_longer_then_again():
+    compared = config.vary(unselected(BASE), {"then": [last_phase(BASE)]})
+    short = deliver.watched(compared, BASE)
+    whole = deliver.steps_of(short)
+    for left, times, members in ((0.4 * whole, 1, 1), (4 * whole, 4, 1), (17 * whole, 8, 2), (99 * whole, 8, 5)):
+        wanted, effort = deliver.to_train({"models": compared}, BASE, left)
+        assert (effort.times, effort.members) == (times, members)
+        assert deliver.steps_of(wanted["models"]) == times * whole
+    assert deliver.to_train({"models": compared}, BASE, None) == ({"models": short}, deliver.Effort(1.0, 0))
+    assert deliver.longer(short, 1.0) == short
+
+    first, last = config.phases(deliver.longer(short, 4.0))
+    assert (first.run.rounds, last.run.rounds) == (20, 4) and first.split.validation == 0.05
+    assert (first.run.best_from, last.run.best_from) == (15, 1) and last.run.validate_every == 4  # serves its last
+    rates = [phase.train.lr * phase.train.gamma**phase.run.rounds for phase in (first, last)]
+    assert rates == pytest.approx([0.5 * BASE.train.gamma**5, 0.25 * 0.04])
 
 
 def test_strategies_go_on_from_the_end_of_a_search_and_not_from_its_best_pause(tmp_path):

@@ -4,9 +4,8 @@
     recipe        how one model for all is trained best: learning rate, server, additions (``polysite.tuning``)
     strategies    every strategy with that recipe and equal local steps, on inner folds; the one for all is chosen
     hospitals     models of single hospitals, fine-tuned from one model; where they, or another strategy, pay
-    longer        the advised study with twice the rounds, kept if its mean score is higher
     mirrored      predictions averaged over mirror images, tried with the finished models; kept if that scores higher
-    deliver       a study that is ready to train, and models: that study trained on all cases, several times
+    deliver       a study that is ready to train, and models: trained on all cases while the budget lasts
 
 No stage sees a test case. Every stage is a set of runs in the folder (mirrored scores are a file), and its result
 follows from them alone, so the same command continues an advice that was interrupted, and ends with the same choice.
@@ -36,12 +35,12 @@ from polysite.advice.decide import (
     gain_of,
     hopeful,
 )
-from polysite.advice.deliver import Delivered, inner_models, steps_of, steps_spent, train
+from polysite.advice.deliver import Delivered, inner_models, steps_of, steps_spent, to_train, train
 from polysite.advice.mirror import try_mirrored
 from polysite.advice.personal import Choice, Trainings, alpha_of, choose, ranks
-from polysite.advice.stages import LONGER, Shares, affords_longer, members, shares
-from polysite.advice.tournament import Played, play, played, race
-from polysite.benchmark.budget import equalise, lengthen
+from polysite.advice.stages import Shares, shares
+from polysite.advice.tournament import Played, played, race
+from polysite.benchmark.budget import equalise
 from polysite.benchmark.jobs import Step, silent
 from polysite.benchmark.workers import kept
 from polysite.config import Study
@@ -53,7 +52,6 @@ from polysite.storage import write_file
 from polysite.tuning.search import same_settings
 
 GIVEN = "fedavg, as given"  # the study's own recipe
-WATCHING = 0.05  # share of the cases that only watch the training of the advised study
 MODELS = "models"  # folder of the models of the advised study
 SIMILAR = 2  # federations of the evidence bank that are shown
 
@@ -71,7 +69,6 @@ class Advice:
     compared: tuple[Comparison, ...]
     chosen: Contender  # the strategy for all
     hospitals: Mapping[str, Choice]  # what single hospitals use instead
-    longer: Gain | None  # gain of twice the rounds; None if that was not tried
     mirror: Gain | None  # gain of mirrored predictions; None if they were not tried
     final: Played  # the advised study, with the scores of what every hospital uses
     gain: Gain  # of the advice over FedAvg as the study has it
@@ -79,6 +76,7 @@ class Advice:
     sites: Mapping[str, Gain]
     study: Study
     studies: Mapping[str, Study]  # those of exceptions, by strategy
+    times: float  # rounds of the advised study, as a multiple of those that were compared
     alike: tuple[evidence.Match, ...]  # the most similar federations of the evidence bank
     models: Delivered | None  # evaluated on the test cases; None if there are none
     others: Mapping[str, Delivered]  # models of strategies of exceptions
@@ -165,7 +163,6 @@ def advise(
     if trainings is not None:
         tournament = steps_spent([*trained.one.values(), *trained.two.values()], before)
         left = (trainings - searched) * unit - tournament
-    final, choices, longer, left = _longer(final, choices, out / "longer", left, base, trained)
     if left is not None and not exceptions(choices) and not ends_in_clusters(final.study):
         step("mirrored predictions", 0)
         final, mirror = try_mirrored(final, out / "mirrored.json")
@@ -173,27 +170,27 @@ def advise(
     everything = {**one, **{name: trained.both(name) for name in trained.one}}
     gains = differences(final, everything.get(GIVEN, everything[START]))
     sites = by_site(gains)
-    advised = _advised(final.study, base)
     apart = sorted(set(exceptions(choices).values()))
-    studies = {name: _advised(everything[name].study, base) for name in apart}
+    ends = {MODELS: final, **{file_of(MODELS, name): everything[name] for name in apart}}
+    wanted, effort = to_train({name: end.study for name, end in ends.items()}, base, left)
+    advised, studies = wanted[MODELS], {name: wanted[file_of(MODELS, name)] for name in apart}
     _save(out / "study.toml", advised)
     for name, other in studies.items():
         _save(out / f"{file_of('study', name)}.toml", other)
     nearest = evidence.similar(evidence.describe_study(base, dealt), SIMILAR + 1)
     alike = tuple(match for match in nearest if not match.same)[:SIMILAR]
-    wanted = {MODELS: advised, **{file_of(MODELS, n): s for n, s in studies.items()}}
+    delivered: dict[str, Delivered] = {}
     if left is not None:
-        delivered, left = _train(wanted, left, out, parallel, step)
-    else:
-        tested = any(splits["test"] for splits in dealt.values())
-        ends = dict(zip(wanted, [final, *(everything[n] for n in apart)], strict=True)) if tested else {}
+        delivered = train(wanted, effort.members, out, parallel, step)
+        left -= sum(found.members * steps_of(wanted[name]) for name, found in delivered.items())
+    elif any(splits["test"] for splits in dealt.values()):
         delivered = {n: models for n, end in ends.items() if (models := inner_models(end, out / n, step))}
     others = {n: delivered[file_of(MODELS, n)] for n in apart if file_of(MODELS, n) in delivered}
     spent = None if left is None or trainings is None else trainings - left / unit
     advice = Advice(
-        out, verdict, budget, words, tuple(listed), everything, tuple(compared), chosen, choices, longer, mirror, final,
-        gain_of(gains), signed_rank(list(gains.values())), sites, advised, studies, alike, delivered.get(MODELS),
-        others, spent,
+        out, verdict, budget, words, tuple(listed), everything, tuple(compared), chosen, choices, mirror, final,
+        gain_of(gains), signed_rank(list(gains.values())), sites, advised, studies, effort.times, alike,
+        delivered.get(MODELS), others, spent,
     )  # fmt: skip
     write_file(out / "advice.json", lambda path: path.write_text(json.dumps(plain(advice), indent=1), encoding="utf-8"))
     return advice
@@ -252,6 +249,7 @@ def plain(found: Advice) -> dict[str, Any]:
         "trainings": found.trainings.total if found.spent is None else found.spent,
         "models": str(os.path.relpath(found.models.run.folder.path, found.folder)) if found.models else None,
         "trainings of the models": found.models.members if found.models else 0,
+        "rounds of the models, times those compared": found.times,
         "gain over fedavg as given": {"mean": found.gain.mean, "low": found.gain.low, "high": found.gain.high},
         "p": found.p,
         "strategies": {
@@ -380,57 +378,3 @@ def _final(trained: Trainings, shared: str, used: Mapping[str, Played]) -> Playe
     final = trained.both(shared)
     scores = {key: used[key[0]].scores[key] if key[0] in used else score for key, score in final.scores.items()}
     return replace(final, scores=scores)
-
-
-def _longer(
-    short: Played,
-    choices: dict[str, Choice],
-    out: Path,
-    left: float | None,
-    base: Study,
-    trained: Trainings,
-) -> tuple[Played, dict[str, Choice], Gain | None, float | None]:
-    """Train the advised study with more rounds, if the budget allows; return the better one, what single hospitals
-    use, the gain of the longer training, and what is then left of the budget.
-
-    A hospital with another strategy keeps it, unless the longer training is better there.
-    """
-    if left is None:
-        return short, choices, None, None
-    inner_folds = trained.inner * steps_of(short.jobs[0].study)
-    apart = [trained.one[name].study for name in set(exceptions(choices).values())]
-    if not affords_longer(left, inner_folds, sum(steps_of(_advised(s, base)) for s in (short.study, *apart))):
-        return short, choices, None, left
-    trained.step(f"{LONGER} times the rounds", 0)
-    longer = lengthen(short.study, LONGER)
-    long = play({"longer": longer}, out, trained.inner, trained.parallel, trained.step)["longer"]
-    left -= steps_spent([long])
-    elsewhere, gains = exceptions(choices), differences(long, short)
-    gain = gain_of({key: value for key, value in gains.items() if key[0] not in elsewhere} or gains)
-    if gain.mean <= 0:
-        return short, choices, gain, left
-    after, before = long.by_site(), short.by_site()
-    kept = {site for site in elsewhere if before[site] >= after[site]}
-    changed = {s: Choice(c.promise) if s in elsewhere and s not in kept else c for s, c in choices.items()}
-    scores = {key: short.scores[key] if key[0] in kept else score for key, score in long.scores.items()}
-    return replace(long, scores=scores), changed, gain, left
-
-
-def _train(
-    wanted: Mapping[str, Study], left: float, out: Path, parallel: int | None, step: Step
-) -> tuple[dict[str, Delivered], float]:
-    """Train what is delivered as often as the budget allows; return the models, and what is left of the budget."""
-    each = {name: steps_of(chosen) for name, chosen in wanted.items()}
-    delivered = train(wanted, members(left, sum(each.values())), out, parallel, step)
-    return delivered, left - sum(found.members * each[name] for name, found in delivered.items())
-
-
-def _advised(chosen: Study, base: Study) -> Study:
-    """Return the study to train: it serves its last models, as was measured, and is validated as the given one.
-
-    Nothing is chosen by validation cases, so few of them watch the training, and the others train.
-    """
-    last = unselected(chosen)
-    every = max(1, round(base.run.validate_every * last.run.rounds / base.run.rounds))
-    run = replace(last.run, validate_every=every, best_from=last.run.rounds)
-    return replace(last, run=run, split=replace(base.split, validation=min(base.split.validation, WATCHING)))

@@ -1,16 +1,20 @@
 """What an advice costs and delivers: local steps so far, and models of the advised study trained on all cases.
 
-What is left of the budget trains the advised study, up to five times with other seeds; the predictions are averaged,
-since the luck of a single training is as large as many differences between methods (docs/results/hospitals.md).
+What is left of the budget trains the advised study for more rounds than were compared, up to eight times as many, and
+if more is left, up to five times with other seeds; the predictions are averaged. On real hospitals more rounds brought
+most, and the luck of a single training is as large as many differences between methods (docs/results/advised.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 
 from polysite import config, study
-from polysite.advice.contenders import ends_in_clusters
+from polysite.advice.contenders import ends_in_clusters, unselected
+from polysite.advice.stages import STEP, Effort, effort
 from polysite.advice.tournament import Played
+from polysite.benchmark.budget import lengthen, training_rounds
 from polysite.benchmark.jobs import Job, Step
 from polysite.benchmark.workers import work
 from polysite.config import Study
@@ -19,6 +23,10 @@ from polysite.engines.run_folder import RunFolder
 from polysite.ensembles import made_ensemble
 from polysite.models.ensemble import Ensemble
 from polysite.study import Run
+
+WATCHING = 0.05  # share of the cases that only watch the training of the advised study
+SETTLED = 0.75  # of the rounds of a long first phase, after which one of them can be its best
+LOWEST = 0.04  # learning rate at the end of a long training, of that at the beginning of its last phase
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,56 @@ def steps_spent(played: Iterable[Played], before: Sequence[Job] = ()) -> int:
             first = job.first(other for other in (*known.values(), *jobs.values()) if other is not job)
             steps[job.method, job.root] = steps_of(job.study) - (steps_of(first.study) if first else 0)
     return sum(steps[job.method, job.root] for job in jobs.values())
+
+
+def to_train(chosen: Mapping[str, Study], base: Study, left: float | None) -> tuple[dict[str, Study], Effort]:
+    """Return the studies that are trained on all cases, and how long and how often what is left affords.
+
+    Args:
+        chosen: Studies as they were compared, by the name of the folder of their models.
+        base: The study that was given; theirs are validated as often.
+        left: Steps that are left of the budget; None without a budget, where nothing is trained.
+    """
+    short = {name: watched(each, base) for name, each in chosen.items()}
+    if left is None:
+        return short, Effort(1.0, 0)
+    found = effort(left, sum(map(steps_of, short.values())))
+    while True:  # numbers of rounds are rounded, so that the first one may take more than is left
+        long = {name: longer(each, found.times) for name, each in short.items()}
+        if found.times == 1 or found.members * sum(map(steps_of, long.values())) <= left:
+            return long, found
+        found = replace(found, times=max(1.0, round(found.times - STEP, 2)))
+
+
+def watched(chosen: Study, base: Study) -> Study:
+    """Return a study to train on all cases: it serves its last models, as was measured, and is validated as the given
+    one.
+
+    Nothing is chosen by validation cases, so few of them watch the training, and the others train.
+    """
+    last = unselected(chosen)
+    every = max(1, round(base.run.validate_every * last.run.rounds / base.run.rounds))
+    run = replace(last.run, validate_every=every, best_from=last.run.rounds)
+    return replace(last, run=run, split=replace(base.split, validation=min(base.split.validation, WATCHING)))
+
+
+def longer(chosen: Study, times: float) -> Study:
+    """Return a study with more rounds, whose learning rate falls to nearly nothing in its last phase.
+
+    While the rate is high, models of neighbouring rounds differ, and some are useless: on real hospitals FedAvg fell to
+    Dice 0 for a while (docs/results/advised.md). So the last phase starts from the best model in the last quarter of
+    the first one, by the watching cases.
+
+    Args:
+        chosen: A study of at least two phases.
+        times: As many rounds, times this; 1: the study is returned as it is.
+    """
+    if times == 1:
+        return chosen
+    long = lengthen(chosen, times)
+    gamma = LOWEST ** (1 / training_rounds(config.phases(long)[-1]))
+    then = (*long.then[:-1], config.merge(long.then[-1], {"train": {"gamma": gamma}}))
+    return replace(long, run=replace(long.run, best_from=ceil(SETTLED * long.run.rounds)), then=then)
 
 
 def train(

@@ -65,9 +65,6 @@ def _how(found: Advice) -> Markup:
             len(found.compared), found.gain.cases
         ),
     ]
-    if found.longer is not None:
-        kept = "kept" if found.longer.mean > 0 else "not kept"
-        items.append(Markup("Twice as many rounds: {}, {}").format(str(found.longer), kept))
     if found.mirror is not None:
         kept = "used" if found.mirror.mean > 0 else "not used"
         items.append(Markup("Predictions averaged over mirror images: {}, {}").format(str(found.mirror), kept))

@@ -1,9 +1,10 @@
 """How the budget of an advice is divided among its stages.
 
 The unit is a whole training of FedAvg on one inner fold. Strategies come first, because they answer the question; then
-personal models, a training of the advised study on all cases, the recipe, and a longer training, each if the budget
-lasts. Stages take less than they may, since second trainings take place only if something looks better: what is left at
-the end decides whether a longer training is tried, and how often the advised study is trained.
+personal models, a training of the advised study on all cases, and the recipe, if the budget lasts. The recipe takes
+0.3 of the budget at most, or what its smallest search takes. Everything else goes to the models: the advised study is
+trained for up to eight times its rounds, and what is then left trains it again with other seeds. Length comes first,
+because it brought most on real hospitals (docs/results/advised.md).
 """
 
 from collections.abc import Sequence
@@ -14,10 +15,11 @@ from polysite.errors import ConfigError
 TRAININGS = 50.0  # default budget: reaches for all stages with five strategies on three inner folds
 AGAIN = 3.6  # trainings with another seed, at most: one model for all, a better one, one more for single hospitals
 OWN = 0.8  # of a training: four fine-tunings of a fifth of the rounds each
-LONGER = 2  # times as many rounds
-TUNED = 1.4  # a longer training with its last phase and a fine-tuning
+SEARCH = 0.3  # of the budget, for the recipe
 WHOLE = 1.2  # a training of the advised study with its last phase
-TOLERANCE = 1e-6  # of sums of steps
+TOLERANCE = 1e-6  # of ratios of steps
+LONGEST = 8.0  # times the rounds of the advised study, at most
+STEP = 0.05  # between two lengths
 MEMBERS = 5  # trainings of the advised study at most, whose predictions are averaged
 
 
@@ -28,8 +30,8 @@ class Shares:
     strategies: float
     own: float
     recipe: float  # 0: the study's own recipe is used
-    reserve: float  # for second trainings, a longer training, and more trainings of the advised study
-    models: float  # kept for a training of the advised study on all cases; 0: it is not trained
+    reserve: float  # for second trainings; the models get what these leave
+    models: float  # kept for the training of the advised study on all cases; 0: it is not trained
 
     @property
     def total(self) -> float:
@@ -40,8 +42,6 @@ class Shares:
 def shares(trainings: float | None, strategies: Sequence[float], inner: int, least: float) -> Shares:
     """Return the trainings of every stage within a budget; refuse one that does not cover the strategies.
 
-    Second trainings and a longer training come from the same reserve, since both are seldom needed.
-
     Args:
         trainings: The budget, in whole trainings of FedAvg; None for what strategies and personal models take.
         strategies: Trainings that every strategy takes on one inner fold, FedAvg among them, beside the first phase
@@ -50,9 +50,9 @@ def shares(trainings: float | None, strategies: Sequence[float], inner: int, lea
         least: Smallest budget of a search for a recipe, over all inner folds.
 
     >>> shares(25, [0.2, 1.2, 0.2], 3, 6)
-    Shares(strategies=7.8, own=2.4, recipe=0.0, reserve=13.0, models=1.8)
+    Shares(strategies=7.8, own=2.4, recipe=0.0, reserve=10.8, models=4.0)
     >>> shares(TRAININGS, [0.2, 1.2, 0.2, 1.2, 0.2], 3, 6).recipe
-    26.0
+    15.0
     """
     first, rest = float(inner), round(sum(strategies) * inner, 6)  # the shared first phase, and what follows
     own, again = round(OWN * inner, 6), round(AGAIN * inner, 6)
@@ -66,32 +66,30 @@ def shares(trainings: float | None, strategies: Sequence[float], inner: int, lea
             f"personal models and a training of the advised study take {needed:.3g}: raise it, or name fewer "
             "strategies with --only"
         )
-    longer = round(LONGER * TUNED * inner + (LONGER - 1) * models, 6)
-    for reserve in (max(again, longer), again):
-        left = round(trainings - rest - own - reserve - models, 6)
-        if left >= least:  # the search trains the first phase, and FedAvg as the study has it
-            return Shares(rest, own, left, reserve, models)
-    return Shares(first + rest, own, 0.0, round(trainings - first - rest - own - models, 6), models)
+    recipe = round(min(max(least, SEARCH * trainings), trainings - rest - own - again - models), 6)
+    if recipe >= least:  # the search trains the first phase, and FedAvg as the study has it
+        return Shares(rest, own, recipe, again, round(trainings - rest - own - recipe - again, 6))
+    return Shares(first + rest, own, 0.0, again, round(trainings - first - rest - own - again, 6))
 
 
-def affords_longer(left: float, inner_folds: float, whole: float) -> bool:
-    """Return whether what is left affords a longer training on all inner folds, and one on all cases after it.
+@dataclass(frozen=True)
+class Effort:
+    """How the advised study is trained on all cases."""
+
+    times: float  # as many rounds as were compared, times this
+    members: int  # trainings, with different seeds
+
+
+def effort(left: float, whole: float) -> Effort:
+    """Return how long and how often the advised study is trained with what is left of the budget.
 
     Args:
         left: What is left of the budget.
-        inner_folds: Cost of the advised study on all inner folds, as it is.
-        whole: Its cost on all cases.
+        whole: Cost of one training with the rounds that were compared.
 
-    >>> affords_longer(10.0, 2.4, 2.4), affords_longer(9.0, 2.4, 2.4)
-    (True, False)
+    >>> effort(7.5, 2.4), effort(0.5, 2.4), effort(60.0, 2.4)
+    (Effort(times=3.1, members=1), Effort(times=1.0, members=1), Effort(times=8.0, members=3))
     """
-    return left >= LONGER * (inner_folds + whole) - TOLERANCE
-
-
-def members(left: float, whole: float) -> int:
-    """Return how often the advised study is trained with what is left of the budget: at least once.
-
-    >>> members(7.5, 2.4), members(0.5, 2.4), members(100.0, 2.4)
-    (3, 1, 5)
-    """
-    return max(1, min(MEMBERS, int((left + TOLERANCE) / whole)))
+    affordable = round(int(left / whole / STEP + TOLERANCE) * STEP, 2)
+    times = min(LONGEST, max(1.0, affordable))
+    return Effort(times, max(1, min(MEMBERS, int(left / (times * whole) + TOLERANCE))))

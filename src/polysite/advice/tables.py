@@ -54,10 +54,11 @@ def _listed(names: list[str]) -> str:
 def against_given(found: Advice) -> str:
     """Return the comparison of the advised study with FedAvg as the study has it, in a sentence."""
     sure = f"p = {found.p:.2g}" if found.p <= 0.05 else f"no difference shown, p = {found.p:.2g}"
+    long = f" The models were trained for {found.times:g} times these rounds." if found.times > 1 else ""
     return (
         f"On {found.gain.cases} cases that the models had not seen, its mean score is {found.final.mean:.3f}; FedAvg "
         f"with the settings of the study has {found.given.mean:.3f}: {found.gain} ({sure}). The best of several is "
-        "partly luck, so the gain for new patients is usually smaller."
+        f"partly luck, so the gain for new patients is usually smaller.{long}"
     )
 
 
@@ -72,7 +73,8 @@ def models(found: Advice) -> str:
         )
     count = found.models.members
     again = f"{count} times with different seeds; their predictions are averaged" if count > 1 else "once"
-    return f"the advised study, trained on the cases that are not tested, {again}."
+    long = f", for {found.times:g} times the rounds that were compared" if found.times > 1 else ""
+    return f"the advised study, trained on the cases that are not tested{long}, {again}."
 
 
 def tested(found: Advice) -> str:

@@ -41,7 +41,7 @@ def equalise(
 
 
 def _equal(chosen: Study, budget: int, kind: Kind, sizes: study.Sizes | None) -> Study:
-    whole = sum(_length(phase) for phase in config.phases(chosen))
+    whole = sum(training_rounds(phase) for phase in config.phases(chosen))
     params = study.initial_params(chosen)
 
     def cost(rounds: int) -> int:
@@ -61,7 +61,7 @@ def lengthen(chosen: Study, factor: float) -> Study:
     return replace(chosen, **sections, then=then)
 
 
-def _length(phase: Study) -> int:
+def training_rounds(phase: Study) -> int:
     """Return the training rounds of a phase: those of an algorithm that fits clusters first, else ``run.rounds``."""
     return _tuning(phase) or phase.run.rounds
 
@@ -73,7 +73,7 @@ def _tuning(phase: Study) -> int:
 
 def _longer(phase: Study, factor: float) -> dict[str, Any]:
     """Return the settings of a phase that change with its number of rounds."""
-    before = _length(phase)
+    before = training_rounds(phase)
     after = max(1, round(before * factor))
     plan, ratio = phase.run, after / before
     rounds = plan.rounds + after - before
