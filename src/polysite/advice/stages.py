@@ -2,7 +2,7 @@
 
 The unit is a whole training of FedAvg on one inner fold. Strategies come first, because they answer the question; then
 personal models, a training of the advised study on all cases, and the recipe, if the budget lasts. The recipe takes
-0.3 of the budget at most, or what its smallest search takes. Everything else goes to the models: the advised study is
+0.4 of the budget at most, or what its smallest search takes. Everything else goes to the models: the advised study is
 trained for up to eight times its rounds, and what is then left trains it again with other seeds. Length comes first,
 because it brought most on real hospitals (docs/results/advised.md).
 """
@@ -15,7 +15,7 @@ from polysite.errors import ConfigError
 TRAININGS = 50.0  # default budget: reaches for all stages with five strategies on three inner folds
 AGAIN = 3.6  # trainings with another seed, at most: one model for all, a better one, one more for single hospitals
 OWN = 0.8  # of a training: four fine-tunings of a fifth of the rounds each
-SEARCH = 0.3  # of the budget, for the recipe
+SEARCH = 0.4  # of the budget, for the recipe
 WHOLE = 1.2  # a training of the advised study with its last phase
 TOLERANCE = 1e-6  # of ratios of steps
 LONGEST = 8.0  # times the rounds of the advised study, at most
@@ -52,7 +52,7 @@ def shares(trainings: float | None, strategies: Sequence[float], inner: int, lea
     >>> shares(25, [0.2, 1.2, 0.2], 3, 6)
     Shares(strategies=7.8, own=2.4, recipe=0.0, reserve=10.8, models=4.0)
     >>> shares(TRAININGS, [0.2, 1.2, 0.2, 1.2, 0.2], 3, 6).recipe
-    15.0
+    20.0
     """
     first, rest = float(inner), round(sum(strategies) * inner, 6)  # the shared first phase, and what follows
     own, again = round(OWN * inner, 6), round(AGAIN * inner, 6)
