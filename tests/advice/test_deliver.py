@@ -59,7 +59,7 @@ def test_what_is_left_of_the_budget_trains_the_advised_study_longer_then_again()
     compared = config.vary(unselected(BASE), {"then": [last_phase(BASE)]})
     short = deliver.watched(compared, BASE)
     whole = deliver.steps_of(short)
-    for left, times, members in ((0.4 * whole, 1, 1), (4 * whole, 4, 1), (17 * whole, 8, 2), (99 * whole, 8, 5)):
+    for left, times, members in ((0.4 * whole, 1, 1), (4 * whole, 4, 1), (16 * whole, 8, 2), (99 * whole, 16, 5)):
         wanted, effort = deliver.to_train({"models": compared}, BASE, left)
         assert (effort.times, effort.members) == (times, members)
         assert deliver.steps_of(wanted["models"]) == times * whole

@@ -1,8 +1,9 @@
 """What an advice costs and delivers: local steps so far, and models of the advised study trained on all cases.
 
-What is left of the budget trains the advised study for more rounds than were compared, up to eight times as many, and
-if more is left, up to five times with other seeds; the predictions are averaged. On real hospitals more rounds brought
-most, and the luck of a single training is as large as many differences between methods (docs/results/advised.md).
+What is left of the budget trains the advised study for more rounds than were compared, up to 16 times as many; if it
+affords eight times as many twice, the study is trained several times and the predictions are averaged. On real
+hospitals more rounds brought most, and the luck of a single training is as large as many differences between methods
+(docs/results/advised.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
