@@ -8,9 +8,9 @@ from pathlib import Path
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from polysite.advice.advise import Advice, file_of, plain
 from polysite.advice.decide import Gain
 from polysite.advice.personal import Choice, alpha_of
+from polysite.advice.result import Advice, file_of, plain
 from polysite.advice.tables import against_given, by_hospital, costs, decision, hospitals, models, strategies, tested
 from polysite.evidence import show
 from polysite.report.drawing import unformatted

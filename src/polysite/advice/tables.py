@@ -1,11 +1,11 @@
 """Tables of an advice: what every hospital gets, and how the strategies compare."""
 
 from polysite import study
-from polysite.advice.advise import Advice, file_of, plain
 from polysite.advice.contenders import REFERENCE
 from polysite.advice.decide import RATE, Comparison, Gain
 from polysite.advice.exceptions import PROMISING
 from polysite.advice.personal import Choice, alpha_of
+from polysite.advice.result import Advice, file_of, plain
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.names import cut
 
