@@ -205,7 +205,7 @@ class Interceptor(SlowLink):
     def serve(self):
         with suppress(OSError, ValueError):
             while True:
-                with suppress(ssl.SSLError):
+                with suppress(ssl.SSLError, ConnectionError):  # of a client that does not trust it
                     near = self.near.accept()[0]
                     plain = socket.create_connection(("127.0.0.1", self.far_port))
                     far = self.consortium.context("north").wrap_socket(plain, server_hostname="127.0.0.1")
