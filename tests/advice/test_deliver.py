@@ -59,18 +59,24 @@ def test_what_is_left_of_the_budget_trains_the_advised_study_longer_then_again()
     compared = config.vary(unselected(BASE), {"then": [last_phase(BASE)]})
     short = deliver.watched(compared, BASE)
     whole = deliver.steps_of(short)
-    for left, times, members in ((0.4 * whole, 1, 1), (4 * whole, 4, 1), (16 * whole, 8, 2), (99 * whole, 16, 5)):
+    for left, times, members in ((0.4 * whole, 1, 1), (4 * whole, 4, 1), (33 * whole, 16, 2), (99 * whole, 16, 5)):
         wanted, effort = deliver.to_train({"models": compared}, BASE, left)
         assert (effort.times, effort.members) == (times, members)
         assert deliver.steps_of(wanted["models"]) == times * whole
     assert deliver.to_train({"models": compared}, BASE, None) == ({"models": short}, deliver.Effort(1.0, 0))
     assert deliver.longer(short, 1.0) == short
+    clusters = {"algorithm": {"name": "cfft", "components": 2, "rounds": 1}, "run": {"rounds": 61}}
+    grouped = config.vary(compared, {"then": [clusters]})
+    assert deliver.to_train({"models": grouped}, BASE, 99 * whole)[1].members == 1  # they cannot be averaged
+    once = deliver.watched(config.vary(compared, {"run": {"patience": 1}}), BASE)
+    assert once.run.patience is None
 
     first, last = config.phases(deliver.longer(short, 4.0))
     assert (first.run.rounds, last.run.rounds) == (20, 4) and first.split.validation == 0.05
     assert (first.run.best_from, last.run.best_from) == (15, 1) and last.run.validate_every == 4  # serves its last
-    rates = [phase.train.lr * phase.train.gamma**phase.run.rounds for phase in (first, last)]
-    assert rates == pytest.approx([0.5 * BASE.train.gamma**5, 0.25 * 0.04])
+    assert first.train.gamma**first.run.rounds == pytest.approx(BASE.train.gamma**5)
+    assert last.train.lr * last.train.gamma ** (last.run.rounds - 1) == pytest.approx(0.25 * 0.04)  # of the last round
+    assert deliver.longer(short, 16.0).run.validate_every == 2  # 10 of 40 validations in the last quarter
 
 
 def test_strategies_go_on_from_the_end_of_a_search_and_not_from_its_best_pause(tmp_path):

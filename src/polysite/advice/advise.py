@@ -51,6 +51,7 @@ from polysite.tuning.search import same_settings
 
 MODELS = "models"  # folder of the models of the advised study
 SIMILAR = 2  # federations of the evidence bank that are shown
+RULES = 2  # version of how a budget is spent: an advice that began by other rules cannot be continued
 
 
 @kept()
@@ -135,6 +136,7 @@ def _begun(
         raise ConfigError("the study has phases under [[then]], but an advice chooses the phases: leave them out")
     base = study.with_fixed_cases(config.vary(base, {"algorithm": {"name": "fedavg"}, "run": {"pooled": False}}))
     settings = {"study": config.dump(base), "trainings": trainings or 0.0, "inner": inner, "only": list(only)}
+    settings["rules"] = RULES
     same_settings(out, "advise.toml", settings)
     dealt = study.check(base)
     fresh = not out.exists()

@@ -1,8 +1,8 @@
 """What an advice costs and delivers: local steps so far, and models of the advised study trained on all cases.
 
 What is left of the budget trains the advised study for more rounds than were compared, up to 16 times as many; if it
-affords eight times as many twice, the study is trained several times and the predictions are averaged. On real
-hospitals more rounds brought most, and the luck of a single training is as large as many differences between methods
+affords that more than once, the study is trained up to five times and the predictions are averaged. On real hospitals
+more rounds brought most, and the luck of a single training is as large as many differences between methods
 (docs/results/advised.md).
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from polysite import config, study
 from polysite.advice.contenders import ends_in_clusters, unselected
-from polysite.advice.stages import STEP, Effort, effort
+from polysite.advice.stages import MEMBERS, STEP, Effort, effort
 from polysite.advice.tournament import Played
 from polysite.benchmark.budget import lengthen, training_rounds
 from polysite.benchmark.jobs import Job, Step
@@ -27,6 +27,7 @@ from polysite.study import Run
 
 WATCHING = 0.05  # share of the cases that only watch the training of the advised study
 SETTLED = 0.75  # of the rounds of a long first phase, after which one of them can be its best
+WATCHED = 40  # validations of a long first phase, at least
 LOWEST = 0.04  # learning rate at the end of a long training, of that at the beginning of its last phase
 
 
@@ -70,43 +71,50 @@ def to_train(chosen: Mapping[str, Study], base: Study, left: float | None) -> tu
     short = {name: watched(each, base) for name, each in chosen.items()}
     if left is None:
         return short, Effort(1.0, 0)
-    found = effort(left, sum(map(steps_of, short.values())))
+    most = 1 if any(map(ends_in_clusters, short.values())) else MEMBERS  # their models cannot be averaged
+    found = effort(left, sum(map(steps_of, short.values())), most)
     while True:  # numbers of rounds are rounded, so that the first one may take more than is left
         long = {name: longer(each, found.times) for name, each in short.items()}
         if found.times == 1 or found.members * sum(map(steps_of, long.values())) <= left:
-            return long, found
+            break
         found = replace(found, times=max(1.0, round(found.times - STEP, 2)))
+    before, after = (
+        sum(phase.run.rounds for s in each.values() for phase in config.phases(s)) for each in (short, long)
+    )
+    return (long if after > before else short), replace(found, times=round(after / before, 2))
 
 
 def watched(chosen: Study, base: Study) -> Study:
     """Return a study to train on all cases: it serves its last models, as was measured, and is validated as the given
     one.
 
-    Nothing is chosen by validation cases, so few of them watch the training, and the others train.
+    Nothing is chosen by validation cases, so few of them watch the training, and the others train; none ends it early.
     """
     last = unselected(chosen)
     every = max(1, round(base.run.validate_every * last.run.rounds / base.run.rounds))
-    run = replace(last.run, validate_every=every, best_from=last.run.rounds)
+    run = replace(last.run, validate_every=every, best_from=last.run.rounds, patience=None)
     return replace(last, run=run, split=replace(base.split, validation=min(base.split.validation, WATCHING)))
 
 
 def longer(chosen: Study, times: float) -> Study:
     """Return a study with more rounds, whose learning rate falls to nearly nothing in its last phase.
 
-    While the rate is high, models of neighbouring rounds differ, and some are useless: on real hospitals FedAvg fell to
-    Dice 0 for a while (docs/results/advised.md). So the last phase starts from the best model in the last quarter of
-    the first one, by the watching cases.
+    While the rate is high, some models on the way are useless: on real hospitals FedAvg fell to Dice 0 for a while
+    (docs/results/advised.md). So the last phase starts from the best model in the last quarter of the first one, by the
+    watching cases, which are scored at least 40 times.
 
     Args:
         chosen: A study of at least two phases.
-        times: As many rounds, times this; 1: the study is returned as it is.
+        times: Rounds, as a multiple of its own; 1: the study is returned as it is.
     """
     if times == 1:
         return chosen
     long = lengthen(chosen, times)
-    gamma = LOWEST ** (1 / training_rounds(config.phases(long)[-1]))
+    gamma = LOWEST ** (1 / max(1, training_rounds(config.phases(long)[-1]) - 1))
+    every = min(long.run.validate_every, max(1, long.run.rounds // WATCHED))
     then = (*long.then[:-1], config.merge(long.then[-1], {"train": {"gamma": gamma}}))
-    return replace(long, run=replace(long.run, best_from=ceil(SETTLED * long.run.rounds)), then=then)
+    run = replace(long.run, best_from=ceil(SETTLED * long.run.rounds), validate_every=every)
+    return replace(long, run=run, then=then)
 
 
 def train(

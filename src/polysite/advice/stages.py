@@ -3,8 +3,8 @@
 The unit is a whole training of FedAvg on one inner fold. Strategies come first, because they answer the question; then
 personal models, a training of the advised study on all cases, and the recipe, if the budget lasts. The recipe takes
 0.4 of the budget at most, or what its smallest search takes. Everything else goes to the models: the advised study is
-trained for up to 16 times its rounds, and again with other seeds only if each training can have eight times as many.
-Length comes first, because it brought most on real hospitals (docs/results/advised.md).
+trained for up to 16 times its rounds, and again with other seeds only if each training can have as many. Length comes
+first, because it brought most on real hospitals (docs/results/advised.md).
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ OWN = 0.8  # of a training: four fine-tunings of a fifth of the rounds each
 SEARCH = 0.4  # of the budget, for the recipe
 WHOLE = 1.2  # a training of the advised study with its last phase
 TOLERANCE = 1e-6  # of ratios of steps
-LONG, LONGEST = 8.0, 16.0  # times its rounds: before the advised study is trained again, and at most
+LONGEST = 16.0  # times the rounds of the advised study, at most
 STEP = 0.05  # between two lengths
 MEMBERS = 5  # trainings of the advised study at most, whose predictions are averaged
 
@@ -76,22 +76,23 @@ def shares(trainings: float | None, strategies: Sequence[float], inner: int, lea
 class Effort:
     """How the advised study is trained on all cases."""
 
-    times: float  # as many rounds as were compared, times this
+    times: float  # rounds, as a multiple of those that were compared
     members: int  # trainings, with different seeds
 
 
-def effort(left: float, whole: float) -> Effort:
+def effort(left: float, whole: float, most: int = MEMBERS) -> Effort:
     """Return how long and how often the advised study is trained with what is left of the budget.
 
     Args:
         left: What is left of the budget.
         whole: Cost of one training with the rounds that were compared.
+        most: Largest number of trainings.
 
     >>> effort(7.5, 2.4), effort(0.5, 2.4)
     (Effort(times=3.1, members=1), Effort(times=1.0, members=1))
-    >>> effort(30.0, 2.4), effort(60.0, 2.4), effort(999.0, 2.4)
-    (Effort(times=12.5, members=1), Effort(times=8.3, members=3), Effort(times=16.0, members=5))
+    >>> effort(30.0, 2.4), effort(80.0, 2.4), effort(999.0, 2.4)
+    (Effort(times=12.5, members=1), Effort(times=16.0, members=2), Effort(times=16.0, members=5))
     """
-    count = max(1, min(MEMBERS, int(left / (LONG * whole) + TOLERANCE)))
-    affordable = round(int(left / (count * whole * STEP) + TOLERANCE) * STEP, 2)
-    return Effort(min(LONGEST, max(1.0, affordable)), count)
+    affordable = round(int(left / (whole * STEP) + TOLERANCE) * STEP, 2)
+    times = min(LONGEST, max(1.0, affordable))
+    return Effort(times, max(1, min(most, int(left / (times * whole) + TOLERANCE))))

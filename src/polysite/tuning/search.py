@@ -266,7 +266,12 @@ def same_settings(out: Path, name: str, settings: Mapping[str, Any]) -> None:
         given["study"] = config.parse(given["study"])  # a later version may write more keys
     odd = next((key for key in asked if before.get(key) != asked[key]), None)
     if odd is not None:
-        words = {"trainings": "budget", "inner": "number of inner folds", "only": "choice of strategies"}.get(odd, odd)
+        words = {
+            "trainings": "budget",
+            "inner": "number of inner folds",
+            "only": "choice of strategies",
+            "rules": "version of polysite, which spent a budget in another way",
+        }.get(odd, odd)
         raise RunError(f"the search in {out} began with another {words}; choose another --out, or remove it")
 
 
