@@ -1,10 +1,9 @@
 """How the budget of an advice is divided among its stages.
 
 The unit is a whole training of FedAvg on one inner fold. Strategies come first, because they answer the question; then
-personal models, a training of the advised study on all cases, and the recipe, if the budget lasts. The recipe takes
-0.4 of the budget at most, or what its smallest search takes. Everything else goes to the models: the advised study is
-trained for up to 16 times its rounds, and again with other seeds only if each training can have as many. Length comes
-first, because it brought most on real hospitals (docs/results/advised.md).
+personal models, and the training of the advised study on all cases, for up to 16 times its rounds. What is then left
+searches for a better recipe, or trains the advised study again with other seeds. Length comes before the recipe and
+before more trainings, because it brought most on real hospitals (docs/results/advised.md).
 """
 
 from collections.abc import Sequence
@@ -12,10 +11,9 @@ from dataclasses import dataclass
 
 from polysite.errors import ConfigError
 
-TRAININGS = 50.0  # default budget: reaches for all stages with five strategies on three inner folds
+TRAININGS = 50.0  # default budget: five strategies on three inner folds, and a long training of the advised study
 AGAIN = 3.6  # trainings with another seed, at most: one model for all, a better one, one more for single hospitals
 OWN = 0.8  # of a training: four fine-tunings of a fifth of the rounds each
-SEARCH = 0.4  # of the budget, for the recipe
 WHOLE = 1.2  # a training of the advised study with its last phase
 TOLERANCE = 1e-6  # of ratios of steps
 LONGEST = 16.0  # times the rounds of the advised study, at most
@@ -51,8 +49,8 @@ def shares(trainings: float | None, strategies: Sequence[float], inner: int, lea
 
     >>> shares(25, [0.2, 1.2, 0.2], 3, 6)
     Shares(strategies=7.8, own=2.4, recipe=0.0, reserve=10.8, models=4.0)
-    >>> shares(TRAININGS, [0.2, 1.2, 0.2, 1.2, 0.2], 3, 6).recipe
-    20.0
+    >>> shares(TRAININGS, [0.2, 1.2, 0.2, 1.2, 0.2], 3, 6).recipe, shares(70, [0.2, 1.2, 0.2, 1.2, 0.2], 3, 6).recipe
+    (0.0, 19.0)
     """
     first, rest = float(inner), round(sum(strategies) * inner, 6)  # the shared first phase, and what follows
     own, again = round(OWN * inner, 6), round(AGAIN * inner, 6)
@@ -66,7 +64,7 @@ def shares(trainings: float | None, strategies: Sequence[float], inner: int, lea
             f"personal models and a training of the advised study take {needed:.3g}: raise it, or name fewer "
             "strategies with --only"
         )
-    recipe = round(min(max(least, SEARCH * trainings), trainings - rest - own - again - models), 6)
+    recipe = round(trainings - rest - own - again - LONGEST * models, 6)
     if recipe >= least:  # the search trains the first phase, and FedAvg as the study has it
         return Shares(rest, own, recipe, again, round(trainings - rest - own - recipe - again, 6))
     return Shares(first + rest, own, 0.0, again, round(trainings - first - rest - own - again, 6))

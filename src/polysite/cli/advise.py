@@ -25,7 +25,7 @@ def advise(
         list[str] | None, typer.Option("--only", metavar="NAME", help="Compare only this strategy. May be repeated.")
     ] = None,
     recipe: Annotated[
-        bool, typer.Option(help="Search for a recipe; without it, compare strategies with that of the study.")
+        bool, typer.Option(help="With a budget for models and, if it is large, a recipe; else compare strategies only.")
     ] = True,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write, advice/STUDY by default; an existing one is continued.")
@@ -36,9 +36,9 @@ def advise(
 ) -> None:
     """Advise a strategy for every hospital within a budget.
 
-    Assesses how the hospitals differ, finds a good recipe for one model, compares the strategies that the assessment
-    proposes with it at equal local steps, and adapts the model to a hospital where that pays. Only cases that are not
-    tested are used. The same command continues an advice that was interrupted.
+    Assesses how the hospitals differ, compares the strategies that the assessment proposes at equal local steps, adapts
+    the model to a hospital where that pays, and trains the advised study as long as the budget lasts; a large budget
+    first searches for a recipe. No test case is used. The same command continues an advice that was interrupted.
     """
     study = study_of(config, override or [])
     from polysite import advice, tuning
