@@ -73,10 +73,10 @@ def test_what_is_left_of_the_budget_trains_the_advised_study_longer_then_again()
 
     first, last = config.phases(deliver.longer(short, 4.0))
     assert (first.run.rounds, last.run.rounds) == (20, 4) and first.split.validation == 0.05
-    assert (first.run.best_from, last.run.best_from) == (15, 1) and last.run.validate_every == 4  # serves its last
+    assert (first.run.best_from, last.run.best_from) == (5, 1) and last.run.validate_every == 4  # serves its last
     assert first.train.gamma**first.run.rounds == pytest.approx(BASE.train.gamma**5)
     assert last.train.lr * last.train.gamma ** (last.run.rounds - 1) == pytest.approx(0.25 * 0.04)  # of the last round
-    assert deliver.longer(short, 16.0).run.validate_every == 2  # 10 of 40 validations in the last quarter
+    assert deliver.longer(short, 16.0).run.validate_every == 2  # 40 validations
 
 
 def test_strategies_go_on_from_the_end_of_a_search_and_not_from_its_best_pause(tmp_path):

@@ -26,7 +26,7 @@ from polysite.models.ensemble import Ensemble
 from polysite.study import Run
 
 WATCHING = 0.05  # share of the cases that only watch the training of the advised study
-SETTLED = 0.75  # of the rounds of a long first phase, after which one of them can be its best
+SETTLED = 0.25  # of the rounds of a long first phase, after which one of them can be its best
 WATCHED = 40  # validations of a long first phase, at least
 LOWEST = 0.04  # learning rate at the end of a long training, of that at the beginning of its last phase
 
@@ -99,9 +99,9 @@ def watched(chosen: Study, base: Study) -> Study:
 def longer(chosen: Study, times: float) -> Study:
     """Return a study with more rounds, whose learning rate falls to nearly nothing in its last phase.
 
-    While the rate is high, some models on the way are useless: on real hospitals FedAvg fell to Dice 0 for a while
-    (docs/results/advised.md). So the last phase starts from the best model in the last quarter of the first one, by the
-    watching cases, which are scored at least 40 times.
+    While the rate is high, a training can collapse: on real hospitals FedAvg fell to Dice 0, mostly for a while, and in
+    one training for good (docs/results/advised.md). So the last phase starts from the best model after the first quarter
+    of the first one, by the watching cases, which are scored at least 40 times.
 
     Args:
         chosen: A study of at least two phases.
