@@ -100,8 +100,8 @@ def longer(chosen: Study, times: float) -> Study:
     """Return a study with more rounds, whose learning rate falls to nearly nothing in its last phase.
 
     While the rate is high, a training can collapse: on real hospitals FedAvg fell to Dice 0, mostly for a while, and in
-    one training for good (docs/results/advised.md). So the last phase starts from the best model after the first quarter
-    of the first one, by the watching cases, which are scored at least 40 times.
+    one training for good (docs/results/advised.md). So the last phase starts from the best model after the first
+    quarter of the first one, by the watching cases, which are scored at least 40 times.
 
     Args:
         chosen: A study of at least two phases.
