@@ -10,7 +10,8 @@ trainings with other seeds, are compared one by one and by the mean of their sco
         python bench/advised.py --same-steps lgg.toml --inner 2 --trainings 35 --fold $k --out long/fold$k.toml
         polysite train long/fold$k.toml --out long/fold$k
     done
-    python bench/advised.py --runs 'advised/fold{k}' --reference 'fedavg/fold{k}' 'long/fold{k}'
+    python bench/advised.py --runs 'advised/fold{k}' --reference 'fedavg/fold{k}'
+    python bench/advised.py --runs 'advised/fold{k}' --reference 'long/fold{k}'
 
 A pattern may name the folder of an advice: its models are compared. ``--same-steps`` writes FedAvg with as many local
 steps as the whole budget of an advice (search, tournament and models): more rounds, and a learning rate that ends at

@@ -135,8 +135,9 @@ def _begun(
     if base.then:
         raise ConfigError("the study has phases under [[then]], but an advice chooses the phases: leave them out")
     base = study.with_fixed_cases(config.vary(base, {"algorithm": {"name": "fedavg"}, "run": {"pooled": False}}))
-    settings = {"study": config.dump(base), "trainings": trainings or 0.0, "inner": inner, "only": list(only)}
-    settings["rules"] = RULES
+    settings = {
+        "study": config.dump(base), "trainings": trainings or 0.0, "inner": inner, "only": list(only), "rules": RULES,
+    }  # fmt: skip
     same_settings(out, "advise.toml", settings)
     dealt = study.check(base)
     fresh = not out.exists()

@@ -27,7 +27,7 @@ from polysite.study import Run
 
 WATCHING = 0.05  # share of the cases that only watch the training of the advised study
 SETTLED = 0.25  # of the rounds of a long first phase, after which one of them can be its best
-WATCHED = 40  # validations of a long first phase, at least
+WATCHED = 40  # validations of a long first phase, at least, if it has as many rounds
 LOWEST = 0.04  # learning rate at the end of a long training, of that at the beginning of its last phase
 
 
@@ -101,7 +101,7 @@ def longer(chosen: Study, times: float) -> Study:
 
     While the rate is high, a training can collapse: on real hospitals FedAvg fell to Dice 0, mostly for a while, and in
     one training for good (docs/results/advised.md). So the last phase starts from the best model after the first
-    quarter of the first one, by the watching cases, which are scored at least 40 times.
+    quarter of the first one, by the watching cases, which are scored at least 40 times, or in every round.
 
     Args:
         chosen: A study of at least two phases.

@@ -1,4 +1,4 @@
-"""A finished advice: what was chosen for whom, the evidence, and the numbers of ``advice.json``."""
+"""The result of an advice: the strategy of every hospital, the comparisons behind it, and its numbers as JSON."""
 
 import os
 from collections.abc import Mapping

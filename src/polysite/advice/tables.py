@@ -54,11 +54,8 @@ def _listed(names: list[str]) -> str:
 def against_given(found: Advice) -> str:
     """Return the comparison of the advised study with FedAvg as the study has it, in a sentence."""
     sure = f"p = {found.p:.2g}" if found.p <= 0.05 else f"no difference shown, p = {found.p:.2g}"
-    long = (
-        f" The models were trained for {found.times:g} times as many rounds."
-        if found.models and found.times > 1
-        else ""
-    )
+    longer = found.models is not None and found.times > 1
+    long = f" The models were trained for {found.times:g} times as many rounds." if longer else ""
     return (
         f"On {found.gain.cases} cases that the models had not seen, its mean score is {found.final.mean:.3f}; FedAvg "
         f"with the settings of the study has {found.given.mean:.3f}: {found.gain} ({sure}). The best of several is "

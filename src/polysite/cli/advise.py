@@ -25,7 +25,7 @@ def advise(
         list[str] | None, typer.Option("--only", metavar="NAME", help="Compare only this strategy. May be repeated.")
     ] = None,
     recipe: Annotated[
-        bool, typer.Option(help="With a budget for models and, if it is large, a recipe; else compare strategies only.")
+        bool, typer.Option(help="Spend a budget on models, and if it is large on a recipe; or only compare strategies.")
     ] = True,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write, advice/STUDY by default; an existing one is continued.")
