@@ -227,6 +227,7 @@ PHASE: Mapping[str, tuple[str, ...]] = {
         "optimiser",
         "momentum",
         "weight_decay",
+        "clip_gradients",
         "loss",
         "foreground",
         "augment",

@@ -10,6 +10,7 @@ import torch
 
 from polysite.errors import ConfigError
 from polysite.models.names import canonical, head_of
+from polysite.training.clipping import clip
 from polysite.training.gpu_passes import GpuPasses
 from polysite.training.gpu_steps import GpuSteps
 from polysite.training.losses import weighted
@@ -29,6 +30,7 @@ class Personal:
         optimiser: Makes an optimiser of parameters.
         loss: The local loss of every case.
         batch: Cases of a complete batch.
+        most: Largest norm of the head's gradient; 0: any.
     """
 
     def __init__(
@@ -38,9 +40,10 @@ class Personal:
         optimiser: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
         loss: CaseLoss,
         batch: int,
+        most: float = 0.0,
     ):
         name = head_of(name for name, _ in network.module.named_modules())
-        self.network, self.loss, self.batch = network, loss, batch
+        self.network, self.loss, self.batch, self.most = network, loss, batch, most
         self.head = network.shared_head().head if network.gpu_steps else own_head(network.module)
         self.leaves = {canonical(f"{name}.{n}"): p for n, p in self.head.named_parameters()}
         if values.keys() != self.leaves.keys():
@@ -63,6 +66,7 @@ class Personal:
                 added = self.head(features)
             loss = self.loss(logits + added.float(), y).mean()
             loss.backward()  # type: ignore[no-untyped-call]
+        clip(list(self.leaves.values()), self.most)
         self.optimiser.step()
         return loss.detach()
 

@@ -23,6 +23,8 @@ class Train:
         optimiser: SGD, Adam or AdamW.
         momentum: Momentum of SGD.
         weight_decay: Weight decay of the optimiser.
+        clip_gradients: Largest norm of the gradient of the loss in a step, over all trained parameters; a longer one is
+            scaled down to it. Terms that an algorithm adds are not counted. 0 clips nothing; nnU-Net has 12.
         loss: ``auto`` is dice for a segmentation and ce (cross-entropy) for a classification. In a segmentation, ce
             goes with ``exclusive`` and includes the background.
         exclusive: Every voxel has at most one label (softmax); otherwise labels may overlap (sigmoid).
@@ -55,6 +57,7 @@ class Train:
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 1e-5
+    clip_gradients: float = 0.0
     loss: Literal["auto", "dice", "dice_ce", "ce"] = "auto"
     exclusive: bool = False
     patch: tuple[int, ...] = (32, 32, 32)
@@ -77,9 +80,14 @@ class Train:
                 raise ConfigError(f"train.{name} must be more than zero, got {getattr(self, name)}")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"train.steps must be at least one, got {self.steps}")
-        for name in ("momentum", "weight_decay"):
+        for name in ("momentum", "weight_decay", "clip_gradients"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"train.{name} must not be negative, got {getattr(self, name)}")
+        if self.clip_gradients and self.private.unit == "patient":
+            raise ConfigError(
+                f"train.clip_gradients = {self.clip_gradients:g} has no effect with train.private.unit = 'patient', which "
+                "clips the gradient of every patient (train.private.clip): leave it out"
+            )
         if not self.momentum < 1:
             raise ConfigError(f"train.momentum must be less than one, got {self.momentum}")
         if self.momentum and self.optimiser != "sgd":
@@ -91,11 +99,12 @@ class Train:
 
     def allow(self, algorithm: Any, name: str) -> None:
         """Refuse an optimiser that violates the assumptions of the algorithm."""
-        if algorithm.plain_sgd and (self.optimiser != "sgd" or self.momentum):
-            given = f"momentum = {self.momentum}" if self.momentum else f"optimiser = {self.optimiser!r}"
+        plain = {"optimiser": "sgd", "momentum": 0.0, "clip_gradients": 0.0}
+        other = next((key for key, value in plain.items() if getattr(self, key) != value), None)
+        if algorithm.plain_sgd and other is not None:
             raise ConfigError(
-                f"{name} is derived for plain SGD and would be wrong with train.{given}; "
-                "set train.optimiser = 'sgd' and train.momentum = 0, or choose another algorithm"
+                f"{name} is derived for plain SGD and would be wrong with train.{other} = {getattr(self, other)!r}; "
+                f"set train.{other} = {plain[other]!r}, or choose another algorithm"
             )
 
     def check_private(self, algorithm: Any, name: str) -> None:

@@ -28,6 +28,7 @@ from polysite.site import Budget, Cases, CaseScore, Examined, Fit, Objective, Sc
 from polysite.training import surface as device_surface
 from polysite.training import tasks
 from polysite.training.cleaning import Clean, cleaned
+from polysite.training.clipping import clip
 from polysite.training.losses import ExtraLosses, Replaced, replacement
 from polysite.training.mixing import Mixing
 from polysite.training.network import Network
@@ -269,6 +270,7 @@ class TorchSite:
                     self.network.complete()
                 if mixing:
                     mixing.divide()
+                clip(weights, self.train.clip_gradients)
                 force.apply()
                 optimiser.step()
                 local = beside.step(x, y) if beside else local
@@ -529,7 +531,9 @@ class TorchSite:
         if not objective.personal:
             return None
         make = partial(self._optimiser, rate=rate)
-        return Personal(self.network, objective.personal, make, self._loss, self.train.batch)
+        return Personal(
+            self.network, objective.personal, make, self._loss, self.train.batch, self.train.clip_gradients
+        )
 
     def _length(self, budget: Budget) -> tuple[int, int | None]:
         """Return (epochs, steps) of a fit. Steps take precedence; without either the site's settings apply."""
