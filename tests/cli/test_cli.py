@@ -151,6 +151,15 @@ CONFIGS = {
         "derived for plain SGD",
     ),
     "q-fedavg with momentum": ('[algorithm]\nname = "qfedavg"\n[train]\nmomentum = 0.9', "derived for plain SGD"),
+    "q-fedavg with clipped gradients": (
+        '[algorithm]\nname = "qfedavg"\n[train]\nclip_gradients = 1.0',
+        "would be wrong with train.clip_gradients = 1.0; set train.clip_gradients = 0.0",
+    ),
+    "a negative norm": ("[train]\nclip_gradients = -1", "train.clip_gradients must not be negative"),
+    "gradients clipped twice": (
+        '[train]\nclip_gradients = 1.0\nprivate.unit = "patient"',
+        "train.clip_gradients = 1 has no effect with train.private.unit = 'patient'",
+    ),
     "no patience": ("[run]\npatience = 0", "run.patience must be at least one"),
     "pooled local training": (
         '[algorithm]\nname = "local"\n[run]\npooled = true',

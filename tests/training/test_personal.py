@@ -76,6 +76,14 @@ def test_what_is_not_trained_stands_still_running_statistics_included():
     assert differ(s.fit(s.start).params, s.start) >= statistics | {"head.out.weight"}  # and nothing is left frozen
 
 
+def test_the_gradient_of_a_personal_head_is_clipped_by_itself():
+    free, clipped = site(), site(train=replace(PLAIN, clip_gradients=0.01))
+    head = {k: torch.zeros_like(v) for k, v in free.start.items() if k.startswith("head.")}
+    fits = [s.fit(s.start, Objective(personal=head), Budget(steps=1)) for s in (free, clipped)]
+    norms = [sum(float(v.double().square().sum()) for v in fit.personal.values()) ** 0.5 for fit in fits]
+    assert norms[0] > 0.05 * 0.01 and norms[1] == pytest.approx(0.05 * 0.01, rel=1e-4)
+
+
 def test_a_frozen_layer_goes_by_its_statistics():
     """Training the head alone is training it on what the body makes of a patch when it is asked, not when it learns."""
     s = site(task=Classify(), train=replace(PLAIN, batch=4))

@@ -76,8 +76,10 @@ def quadratic_site(name, slope, scale, train, task=None):
     [
         (PLAIN, 3 - 0.05 * (4 * 2 + 0.7 + 0.3 * 2)),
         (Train(**{**vars(PLAIN), "weight_decay": 0.1}), 3 - 0.05 * (4 * 2 + 0.7 + 0.3 * 2 + 0.1 * 3)),
+        (Train(**{**vars(PLAIN), "clip_gradients": 5.0}), 3 - 0.05 * (5 + 0.7 + 0.3 * 2)),
+        (Train(**{**vars(PLAIN), "clip_gradients": 8.1}), 3 - 0.05 * (4 * 2 + 0.7 + 0.3 * 2)),
     ],
-    ids=["plain", "weight decay belongs to F"],
+    ids=["plain", "weight decay belongs to F", "the gradient of F is clipped", "a shorter gradient is not"],
 )
 def test_a_tilted_step_is_the_step_on_paper(train, expected):
     s = quadratic_site("a", 1.0, 2.0, train)  # F = 4/2 (w - 1)^2
@@ -120,6 +122,19 @@ def test_a_sketch_of_classes_and_of_one_modality():
     s = TorchSite("s", net, {"train": images}, ["a", "b"], train, 0, Classify())
     assert s.sketch("labels", s.cases("train")).tolist() == [0.25, 0.75]
     assert s.sketch("images", s.cases("train")) == pytest.approx([1.5, 0.0])
+
+
+def test_a_clipped_step_keeps_its_direction_and_has_the_largest_norm():
+    free, clipped = (
+        s.fit(s.start, budget=Budget(steps=1)).params
+        for s in (site(), site(Train(**{**vars(PLAIN), "clip_gradients": 0.01})))
+    )
+    start = site().start
+    moved, less = ({k: each[k] - start[k] for k in start} for each in (free, clipped))
+    norm = sum(float(v.double().square().sum()) for v in moved.values()) ** 0.5
+    assert norm > 0.05 * 0.01  # else nothing is clipped
+    for k, v in moved.items():  # by one factor for all parameters
+        assert torch.allclose(less[k], v * (0.05 * 0.01 / norm), atol=1e-7), k
 
 
 def test_momentum_takes_the_tilt_into_its_buffer():
