@@ -73,7 +73,11 @@ def test_what_is_left_of_the_budget_trains_the_advised_study_longer_then_again()
 
     first, last = config.phases(deliver.longer(short, 4.0))
     assert (first.run.rounds, last.run.rounds) == (20, 4) and first.split.validation == 0.05
-    assert (first.run.best_from, last.run.best_from) == (5, 1) and last.run.validate_every == 4  # serves its last
+    assert (first.run.best_from, last.run.best_from) == (18, 1) and last.run.validate_every == 4  # serves its last
+    assert first.train.clip_gradients == last.train.clip_gradients == 1 and short.train.clip_gradients == 0
+    mine = config.vary(short, {"train": {"clip_gradients": 12.0}})
+    private = config.vary(short, {"train": {"private": {"unit": "patient"}}})  # clips by itself
+    assert [deliver.longer(each, 4.0).train.clip_gradients for each in (mine, private)] == [12.0, 0.0]
     assert first.train.gamma**first.run.rounds == pytest.approx(BASE.train.gamma**5)
     assert last.train.lr * last.train.gamma ** (last.run.rounds - 1) == pytest.approx(0.25 * 0.04)  # of the last round
     assert deliver.longer(short, 16.0).run.validate_every == 2  # 40 validations

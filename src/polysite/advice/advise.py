@@ -51,7 +51,7 @@ from polysite.tuning.search import same_settings
 
 MODELS = "models"  # folder of the models of the advised study
 SIMILAR = 2  # federations of the evidence bank that are shown
-RULES = 2  # version of how a budget is spent: an advice that began by other rules cannot be continued
+RULES = 3  # version of how a budget is spent: an advice that began by other rules cannot be continued
 
 
 @kept()

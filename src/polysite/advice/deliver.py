@@ -24,9 +24,11 @@ from polysite.engines.run_folder import RunFolder
 from polysite.ensembles import made_ensemble
 from polysite.models.ensemble import Ensemble
 from polysite.study import Run
+from polysite.training.settings import Train
 
 WATCHING = 0.05  # share of the cases that only watch the training of the advised study
-SETTLED = 0.25  # of the rounds of a long first phase, after which one of them can be its best
+CLIPPED = 1.0  # largest norm of a gradient in a long training, if the study has none
+SETTLED = 0.9  # of the rounds of a long first phase, after which one of them can be its best
 WATCHED = 40  # validations of a long first phase, at least, if it has as many rounds
 LOWEST = 0.04  # learning rate at the end of a long training, of that at the beginning of its last phase
 
@@ -97,11 +99,12 @@ def watched(chosen: Study, base: Study) -> Study:
 
 
 def longer(chosen: Study, times: float) -> Study:
-    """Return a study with more rounds, whose learning rate falls to nearly nothing in its last phase.
+    """Return a study with more rounds, clipped gradients and a learning rate that falls to nearly nothing at its end.
 
-    While the rate is high, a training can collapse: on real hospitals FedAvg fell to Dice 0, mostly for a while, and in
-    one training for good (docs/results/advised.md). So the last phase starts from the best model after the first
-    quarter of the first one, by the watching cases, which are scored at least 40 times, or in every round.
+    While the rate is high, single batches can undo hundreds of rounds: on real hospitals FedAvg fell to Dice 0, mostly
+    for a while, and in one training for good (docs/results/advised.md). So gradients are clipped in all phases. The
+    last phase starts from the best model of the last tenth of the first one, by the watching cases, which are scored at
+    least 40 times, or in every round. These are too few to choose among models that trained unequally long.
 
     Args:
         chosen: A study of at least two phases.
@@ -114,7 +117,14 @@ def longer(chosen: Study, times: float) -> Study:
     every = min(long.run.validate_every, max(1, long.run.rounds // WATCHED))
     then = (*long.then[:-1], config.merge(long.then[-1], {"train": {"gamma": gamma}}))
     run = replace(long.run, best_from=ceil(SETTLED * long.run.rounds), validate_every=every)
-    return replace(long, run=run, then=then)
+    return replace(long, train=_clipped(long.train), run=run, then=then)
+
+
+def _clipped(train: Train) -> Train:
+    """Return settings with clipped gradients; differential privacy of patients clips by itself."""
+    if train.clip_gradients or train.private.unit == "patient":
+        return train
+    return replace(train, clip_gradients=CLIPPED)
 
 
 def train(

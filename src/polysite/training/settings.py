@@ -85,8 +85,8 @@ class Train:
                 raise ConfigError(f"train.{name} must not be negative, got {getattr(self, name)}")
         if self.clip_gradients and self.private.unit == "patient":
             raise ConfigError(
-                f"train.clip_gradients = {self.clip_gradients:g} has no effect with train.private.unit = 'patient', which "
-                "clips the gradient of every patient (train.private.clip): leave it out"
+                f"train.clip_gradients = {self.clip_gradients:g} has no effect with train.private.unit = 'patient', "
+                "which clips the gradient of every patient (train.private.clip): leave it out"
             )
         if not self.momentum < 1:
             raise ConfigError(f"train.momentum must be less than one, got {self.momentum}")

@@ -531,9 +531,7 @@ class TorchSite:
         if not objective.personal:
             return None
         make = partial(self._optimiser, rate=rate)
-        return Personal(
-            self.network, objective.personal, make, self._loss, self.train.batch, self.train.clip_gradients
-        )
+        return Personal(self.network, objective.personal, make, self._loss, self.train.batch, self.train.clip_gradients)
 
     def _length(self, budget: Budget) -> tuple[int, int | None]:
         """Return (epochs, steps) of a fit. Steps take precedence; without either the site's settings apply."""
