@@ -238,28 +238,50 @@ def defaults() -> Iterator[RunLine]:
 
 
 def tcga_hospitals(folder: Path) -> Iterator[RunLine]:
-    """Yield the lines of docs/results/hospitals.md without the rows that it marks as not valid."""
+    """Yield the lines of docs/results/hospitals.md: equal steps and tuning, and equal rounds without invalid rows."""
     file, bench = f"{RESULTS}/hospitals.md", load("hospitals")
+    tuned = Place(
+        "tcga-lgg", "TCGA-LGG: four real hospitals", file, "five folds, equal steps, three rates tried in each", 5,
+        "2026-11-18", note="in every fold the best of three learning rates",
+    )  # fmt: skip
+    default = Place("tcga-lgg", "TCGA-LGG: four real hospitals", file, "five folds", 5, "2026-11-16")
+    for found in _hospitals(folder, tuned, bench, "Dice and cost of", "methods by hospital"):
+        rates = {k: v for k, v in found.settings.items() if k != "server.lr"}  # three were tried
+        yield replace(found, settings=rates, training={k: v for k, v in found.training.items() if k != "lr"})
+    yield from _hospitals(folder, default, replace(bench, budget="rounds"), "Mean over all", "Dice hospital by")
+
+
+def _hospitals(folder: Path, place: Place, bench: Bench, all_cases: str, by_site: str) -> Iterator[RunLine]:
+    """Yield the methods of two tables of docs/results/hospitals.md, which these words of their headings name."""
     (studies,) = cells_of(bench, {"data.path": str(folder)}, False)
-    place = Place("tcga-lgg", "TCGA-LGG: four real hospitals", file, "five folds", 5, "2026-11-16")
-    means = {row[0]: row for row in next(table(file, "Mean over all cases")).rows}
-    sites = next(table(file, "Dice hospital by hospital"))
+    means = {row[0]: row for row in next(table(place.source, all_cases)).rows}
+    sites = next(table(place.source, by_site))
     names = [name.split()[0] for name in sites.head[1:-1]]
     for row in sites.rows:
         method = row[0]
-        if any(mark in method for mark in INVALID):
+        if any(mark in method for mark in INVALID) or method.startswith("local, model of"):
             continue
         chosen = studies[method]
         title, settings = named(bench, method, chosen)
         each = {site: value(cell) for site, cell in zip(names, row[1:-1], strict=True)}
         loads = list(study.loads(chosen))
         effort = {"steps": spent(loads, "steps"), "bytes": 0 if chosen.run.pooled else spent(loads, "bytes")}
-        note = noted(bench, method)
+        note = "; ".join(each for each in (noted(bench, method), place.note) if each)
         score, tested = means[method][1], sum(int(n.split("(")[1].rstrip(")")) for n in sites.head[1:-1])
         yield line(
             place, chosen, title, value(score) or 0.0, settings, sites=each, spread=spread(score), tested=tested,
             **effort, note=note,
         )  # fmt: skip
+
+
+def ingredients(folder: Path) -> Iterator[RunLine]:
+    """Yield the lines of docs/results/ingredients.md without its ensembles, which are no trainings of their own."""
+    file, bench = f"{RESULTS}/ingredients.md", load("hospital_ingredients")
+    (studies,) = cells_of(bench, {"data.path": str(folder)}, False)
+    place = Place("tcga-lgg", "TCGA-LGG: four real hospitals", file, "five folds, second FedAvg", 5, "2026-11-18")
+    scores = next(table(file, "Mean over all cases"))
+    alone = replace(scores, rows=tuple(row for row in scores.rows if row[0] not in bench.ensembles))
+    yield from bench_lines(place, bench, studies, alone)
 
 
 PRINTED = {  # names in bench/README.md of methods of bench/algorithms.py
@@ -426,7 +448,15 @@ def main() -> None:
     before = SHIPPED.read_text(encoding="utf-8") if SHIPPED.exists() else ""
     kept = [x for x in map(from_json, before.splitlines()) if isinstance(x, DistanceLine) and "--assess" in x.source]
     lines: list[AnyLine] = []
-    for made in (tcga_hospitals(given.data), readme(), phantoms(), defaults(), distances(given.data), published()):
+    for made in (
+        tcga_hospitals(given.data),
+        ingredients(given.data),
+        readme(),
+        phantoms(),
+        defaults(),
+        distances(given.data),
+        published(),
+    ):
         lines += made
         print(f"{len(lines)} lines", file=sys.stderr, flush=True)
     lines += assessed(given.data) if given.assess else kept

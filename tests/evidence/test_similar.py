@@ -113,9 +113,13 @@ def test_the_shipped_table_is_sound():
     known = evidence.federations(table.shipped())
     assert all(f.source and f.title for f in known)
     by_name = {f.data: f for f in known}
-    tcga = {g.method: g for g in by_name["tcga-lgg"].gains() if g.line.source == "docs/results/hospitals.md"}
+    both = [g for g in by_name["tcga-lgg"].gains() if g.line.source == "docs/results/hospitals.md"]
+    tcga, tuned = ({g.method: g for g in both if ("rates tried" in g.line.cases) == equal} for equal in (False, True))
     assert tcga["fedadam"].gain == pytest.approx(0.712 - 0.693)
-    assert {"fedamp", "fpfc", "feddiv", "pfednet", "superfed", "l2gd"}.isdisjoint(tcga)  # marked as not valid
+    invalid = {"fedamp", "fpfc", "feddiv", "pfednet", "superfed", "l2gd"}  # so marked where nothing was tuned
+    assert invalid.isdisjoint(tcga) and invalid <= set(tuned)
+    assert tuned["fedexp"].gain == pytest.approx(0.693 - 0.660) and "lr" not in tuned["fedexp"].line.training
+    assert tuned["ditto"].line.rounds == 75 and tcga["ditto"].line.rounds == 150
     assert tcga["local"].line.by_site == (0.648, 0.681, 0.583, 0.611)  # CS, DU, HT, FG: most training cases first
     assert by_name["scanners"].distances.differing is not None
     assert show.overview(known).lines
