@@ -75,6 +75,7 @@ def test_an_advice_ends_with_a_study_and_a_page_and_resumes_to_the_same_choice(t
     assert {c for s in found.models.run.result.test.values() for c in s} == tested
     assert numbers["test"]["mean"] == pytest.approx(found.models.run.mean)
     assert found.spent == numbers["trainings"] <= 16 and f"for {found.times:g} times the rounds" in page
+    assert advised.train.clip_gradients == 1 and "with gradients clipped to a norm of 1" in page
     assert f'<a href="{numbers["models"]}/">' in page and (tmp_path / "whole" / numbers["models"]).is_dir()
     assert numbers["strategy"] == found.chosen.name and set(numbers["hospitals"]) == {*SITES}
 

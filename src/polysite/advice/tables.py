@@ -75,7 +75,9 @@ def models(found: Advice) -> str:
     count = found.models.members
     again = f"{count} times with different seeds; their predictions are averaged" if count > 1 else "once"
     long = f", for {found.times:g} times the rounds that were compared" if found.times > 1 else ""
-    return f"the advised study, trained on the cases that are not tested{long}, {again}."
+    norm = found.study.train.clip_gradients
+    clipped = f", with gradients clipped to a norm of {norm:g}" if norm else ""
+    return f"the advised study, trained on the cases that are not tested{long}{clipped}, {again}."
 
 
 def tested(found: Advice) -> str:
