@@ -97,12 +97,12 @@ def test_nothing_is_chosen_by_validation_cases():
 
 def test_the_budget_covers_the_strategies_first():
     efforts = [0.2, 1.2, 0.2, 0.2]  # with the first phase 2.8, own models 0.8, second trainings 3.6, on each fold
-    enough = shares(60, efforts, 3, 10)
-    assert (enough.strategies, enough.own, enough.recipe, enough.reserve) == (5.4, 2.4, 12.6, 10.8)
-    assert enough.models == pytest.approx(16 * 1.8) and enough.total == pytest.approx(60)  # the longest training
+    enough = shares(175, efforts, 3, 10)
+    assert (enough.strategies, enough.own, enough.recipe, enough.reserve) == (5.4, 2.4, 12.4, 10.8)
+    assert enough.models == pytest.approx(5 * 16 * 1.8) and enough.total == pytest.approx(175)  # all long trainings
     few = shares(30, efforts, 3, 10)  # what is too little for a search trains the advised study longer
     assert few.recipe == 0 and few.strategies == 8.4 and few.models == pytest.approx(8.4)
-    assert shares(57, efforts, 3, 10).recipe == 0 and shares(58, efforts, 3, 10).recipe == pytest.approx(10.6)
+    assert shares(172, efforts, 3, 10).recipe == 0 and shares(173, efforts, 3, 10).recipe == pytest.approx(10.4)
     with pytest.raises(ConfigError, match=r"4 strategies on 3 inner folds, .* take 23.4: raise it, or name fewer"):
         shares(23, efforts, 3, 10)
     assert shares(None, efforts, 3, 10).total == pytest.approx(8.4 + 2.4 + 10.8)

@@ -1,9 +1,9 @@
 """How the budget of an advice is divided among its stages.
 
 The unit is a whole training of FedAvg on one inner fold. Strategies come first, because they answer the question; then
-personal models, and the training of the advised study on all cases, for up to 16 times its rounds. What is then left
-searches for a better recipe, or trains the advised study again with other seeds. Length comes before the recipe and
-before more trainings, because it brought most on real hospitals (docs/results/advised.md).
+personal models, and the training of the advised study on all cases: for up to 16 times its rounds, then up to five
+times with other seeds. What is then left searches for a better recipe. Length comes first, because it brought most on
+real hospitals, and the recipe last, because it is chosen by short trainings (docs/results/advised.md).
 """
 
 from collections.abc import Sequence
@@ -49,8 +49,8 @@ def shares(trainings: float | None, strategies: Sequence[float], inner: int, lea
 
     >>> shares(25, [0.2, 1.2, 0.2], 3, 6)
     Shares(strategies=7.8, own=2.4, recipe=0.0, reserve=10.8, models=4.0)
-    >>> shares(TRAININGS, [0.2, 1.2, 0.2, 1.2, 0.2], 3, 6).recipe, shares(70, [0.2, 1.2, 0.2, 1.2, 0.2], 3, 6).recipe
-    (0.0, 19.0)
+    >>> shares(TRAININGS, [0.2, 1.2, 0.2, 1.2, 0.2], 3, 6).recipe, shares(180, [0.2, 1.2, 0.2, 1.2, 0.2], 3, 6).recipe
+    (0.0, 13.8)
     """
     first, rest = float(inner), round(sum(strategies) * inner, 6)  # the shared first phase, and what follows
     own, again = round(OWN * inner, 6), round(AGAIN * inner, 6)
@@ -64,7 +64,7 @@ def shares(trainings: float | None, strategies: Sequence[float], inner: int, lea
             f"personal models and a training of the advised study take {needed:.3g}: raise it, or name fewer "
             "strategies with --only"
         )
-    recipe = round(trainings - rest - own - again - LONGEST * models, 6)
+    recipe = round(trainings - rest - own - again - MEMBERS * LONGEST * models, 6)
     if recipe >= least:  # the search trains the first phase, and FedAvg as the study has it
         return Shares(rest, own, recipe, again, round(trainings - rest - own - recipe - again, 6))
     return Shares(first + rest, own, 0.0, again, round(trainings - first - rest - own - again, 6))

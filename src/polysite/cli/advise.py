@@ -25,7 +25,8 @@ def advise(
         list[str] | None, typer.Option("--only", metavar="NAME", help="Compare only this strategy. May be repeated.")
     ] = None,
     recipe: Annotated[
-        bool, typer.Option(help="Spend a budget on models, and if it is large on a recipe; or only compare strategies.")
+        bool,
+        typer.Option(help="Spend a budget on models, a very large one also on a recipe; or only compare strategies."),
     ] = True,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write, advice/STUDY by default; an existing one is continued.")
@@ -37,7 +38,7 @@ def advise(
     """Advise a strategy for every hospital within a budget.
 
     Assesses how the hospitals differ, compares the strategies that the assessment proposes at equal local steps, adapts
-    the model to a hospital where that pays, and trains the advised study as long as the budget lasts; a large budget
+    the model to a hospital where that pays, and trains the advised study as long as the budget lasts; a very large one
     first searches for a recipe. No test case is used. The same command continues an advice that was interrupted.
     """
     study = study_of(config, override or [])
