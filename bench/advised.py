@@ -5,9 +5,9 @@ a pattern with ``{k}`` for the fold; the runs of all folds together test every c
 trainings with other seeds, are compared one by one and by the mean of their scores of every case.
 
     for k in 0 1 2 3 4; do
-        polysite advise lgg.toml --set split.folds=5 --set split.fold=$k --inner 2 --trainings 35 --out advised/fold$k
+        polysite advise lgg.toml --set split.folds=5 --set split.fold=$k --inner 2 --trainings 25 --out advised/fold$k
         polysite train lgg.toml --set split.folds=5 --set split.fold=$k --out fedavg/fold$k
-        python bench/advised.py --same-steps lgg.toml --inner 2 --trainings 35 --fold $k --out long/fold$k.toml
+        python bench/advised.py --same-steps lgg.toml --inner 2 --trainings 25 --fold $k --out long/fold$k.toml
         polysite train long/fold$k.toml --out long/fold$k
     done
     python bench/advised.py --runs 'advised/fold{k}' --reference 'fedavg/fold{k}'

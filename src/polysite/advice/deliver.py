@@ -28,7 +28,7 @@ from polysite.training.settings import Train
 
 WATCHING = 0.05  # share of the cases that only watch the training of the advised study
 CLIPPED = 1.0  # largest norm of a gradient in a long training, if the study has none
-SETTLED = 0.9  # of the rounds of a long first phase, after which one of them can be its best
+SETTLED = 0.9  # share of the rounds of a long first phase before which no model can start the last phase
 WATCHED = 40  # validations of a long first phase, at least, if it has as many rounds
 LOWEST = 0.04  # learning rate at the end of a long training, of that at the beginning of its last phase
 
@@ -101,10 +101,10 @@ def watched(chosen: Study, base: Study) -> Study:
 def longer(chosen: Study, times: float) -> Study:
     """Return a study with more rounds, clipped gradients and a learning rate that falls to nearly nothing at its end.
 
-    While the rate is high, single batches can undo hundreds of rounds: on real hospitals FedAvg fell to Dice 0, mostly
-    for a while, and in one training for good (docs/results/advised.md). So gradients are clipped in all phases. The
-    last phase starts from the best model of the last tenth of the first one, by the watching cases, which are scored at
-    least 40 times, or in every round. These are too few to choose among models that trained unequally long.
+    While the rate is high, single batches can undo hundreds of rounds: on real hospitals FedAvg fell to Dice 0 for a
+    while (docs/results/advised.md). So gradients are clipped in all phases. The last phase starts from the best model
+    of the last tenth of the first one, by the watching cases, which are scored at least 40 times, or in every round.
+    The watching cases are too few to choose among models that trained unequally long.
 
     Args:
         chosen: A study of at least two phases.

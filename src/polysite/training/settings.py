@@ -24,7 +24,8 @@ class Train:
         momentum: Momentum of SGD.
         weight_decay: Weight decay of the optimiser.
         clip_gradients: Largest norm of the gradient of the loss in a step, over all trained parameters; a longer one is
-            scaled down to it. Terms that an algorithm adds are not counted. 0 clips nothing; nnU-Net has 12.
+            scaled down to it. Loss terms of an algorithm count, pulls such as those of fedprox and ditto do not. 0: no
+            limit; nnU-Net has 12.
         loss: ``auto`` is dice for a segmentation and ce (cross-entropy) for a classification. In a segmentation, ce
             goes with ``exclusive`` and includes the background.
         exclusive: Every voxel has at most one label (softmax); otherwise labels may overlap (sigmoid).
