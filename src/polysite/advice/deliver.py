@@ -2,8 +2,8 @@
 
 What is left of the budget trains the advised study for more rounds than were compared, up to 16 times as many; if it
 affords that more than once, the study is trained up to five times and the predictions are averaged. On real hospitals
-more rounds brought most, and the luck of a single training is as large as many differences between methods
-(docs/results/advised.md).
+more rounds brought most (docs/results/advised.md), and the luck of a single training is as large as many differences
+between methods (docs/results/hospitals.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
