@@ -1,6 +1,6 @@
 """A link between a site and the coordinator with little throughput, a delay and a deep buffer; it can be cut.
 
-As a proxy it wants an HTTP CONNECT first, perhaps with a login.
+As a proxy it wants an HTTP CONNECT first, perhaps with a login. It can open TLS and encrypt again what it carries.
 """
 
 import asyncio
@@ -19,10 +19,11 @@ class SlowLink:
         delay: Seconds that every byte is on its way.
         ahead: Bytes that the link takes before they have gone over it, as a router or a proxy does.
         login: As a proxy: the value of Proxy-Authorization that is wanted; "" for none. None: not a proxy.
+        tls: TLS contexts for the near and the far end, if it opens TLS.
     """
 
-    def __init__(self, far, rate=1e9, delay=0.0, ahead=1 << 30, login=None):
-        self.far, self.rate, self.delay, self.ahead, self.login = far, rate, delay, ahead, login
+    def __init__(self, far, rate=1e9, delay=0.0, ahead=1 << 30, login=None, tls=(None, None)):
+        self.far, self.rate, self.delay, self.ahead, self.login, self.tls = far, rate, delay, ahead, login, tls
         self.free = {"up": 0.0, "down": 0.0}  # when the link is free again
         self.carried = {"up": 0, "down": 0}  # bytes that came out at the other end
         self.asked = []  # tunnels that were asked for
@@ -32,7 +33,7 @@ class SlowLink:
         self.loop, ready = asyncio.new_event_loop(), threading.Event()
 
         async def start():
-            self.server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+            self.server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self.tls[0])
             self.port = self.server.sockets[0].getsockname()[1]
             ready.set()
 
@@ -79,7 +80,7 @@ class SlowLink:
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             if self.login is not None and not await self._tunnel(reader, writer):
                 return
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.far)
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.far, ssl=self.tls[1])
             self.ends.add(far_writer)
             await asyncio.gather(
                 self._carry("up", reader, far_writer), self._carry("down", far_reader, writer), return_exceptions=True

@@ -184,52 +184,18 @@ def test_a_proxy_that_wants_another_login_is_named_and_the_login_is_not(consorti
         assert "wrong" not in str(said.value) + repr(way) and not said.value.slowly
 
 
-class Interceptor(SlowLink):
-    """A proxy that opens TLS: it shows a certificate of its own and calls the coordinator itself."""
-
-    def __init__(self, consortium, far):
-        super().__init__(far, login="")
-        self.consortium = consortium
-
-    def __enter__(self):
-        self.near = tls_listener(self.consortium, "intercepting")
-        self.far_port, self.far = self.far, self.near.getsockname()[1]
-        self.serving = threading.Thread(target=self.serve, daemon=True)
-        self.serving.start()
-        return super().__enter__()
-
-    def __exit__(self, *_):
-        super().__exit__()
-        stop(self.near, self.serving)
-
-    def serve(self):
-        with suppress(OSError, ValueError):
-            while True:
-                with suppress(ssl.SSLError, ConnectionError):  # of a client that does not trust it
-                    near = self.near.accept()[0]
-                    plain = socket.create_connection(("127.0.0.1", self.far_port))
-                    far = self.consortium.context("north").wrap_socket(plain, server_hostname="127.0.0.1")
-                    for pair in ((near, far), (far, near)):
-                        threading.Thread(target=self.pump, args=pair, daemon=True).start()
-
-    @staticmethod
-    def pump(source, target):
-        with suppress(OSError, ValueError), source, target:
-            while data := source.recv(65536):
-                target.sendall(data)
-
-
-def tls_listener(consortium, name):
-    """A listener with a certificate that another authority signed."""
+def foreign_tls(consortium, name):
+    """A listener's TLS context with a certificate that another authority signed."""
     if not (consortium.folder / f"{name}.crt").exists():
         consortium.make(name, "other")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(consortium.folder / f"{name}.crt", consortium.folder / f"{name}.key")
-    return context.wrap_socket(socket.create_server(("127.0.0.1", 0)), server_side=True)
+    return context
 
 
 def test_a_proxy_that_opens_tls_is_trusted_only_if_the_hospital_names_its_authority(consortium, link):
-    with Interceptor(consortium, link.port) as proxy:
+    ends = foreign_tls(consortium, "intercepting"), consortium.context("north")
+    with SlowLink(link.port, tls=ends) as opened, SlowLink(opened.port, login="") as proxy:
         for ca, trusted in ((None, False), (consortium.folder / "other.crt", True)):
             with consortium.fleet(link, "north", proxy=Proxy("127.0.0.1", proxy.port, ca=ca)) as north:
                 if trusted:
@@ -239,6 +205,7 @@ def test_a_proxy_that_opens_tls_is_trusted_only_if_the_hospital_names_its_author
                     with pytest.raises(Refused, match=r"not this consortium's coordinator.*proxy") as said:
                         north.connect()
                     assert said.value.slowly
+        assert opened.connections and set(proxy.asked) == {f"CONNECT 127.0.0.1:{link.port} HTTP/1.0"}
 
 
 # impostors
@@ -247,7 +214,8 @@ def test_a_proxy_that_opens_tls_is_trusted_only_if_the_hospital_names_its_author
 @contextmanager
 def impostor(consortium):
     """Accepts every connection at the coordinator's address, with a certificate of its own."""
-    listener = tls_listener(consortium, "forged")
+    context = foreign_tls(consortium, "forged")
+    listener = context.wrap_socket(socket.create_server(("127.0.0.1", 0)), server_side=True)
 
     def serve():
         with suppress(OSError):
@@ -260,15 +228,10 @@ def impostor(consortium):
     try:
         yield listener.getsockname()[1]
     finally:
-        stop(listener, thread)
-
-
-def stop(listener, thread):
-    """Close a listener that a thread waits at."""
-    with suppress(OSError):
-        listener.shutdown(socket.SHUT_RDWR)
-    thread.join()
-    listener.close()
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        thread.join()
+        listener.close()
 
 
 def test_a_forged_coordinator_is_refused_with_one_sentence_and_the_real_one_found_again(consortium, link, monkeypatch):
