@@ -54,9 +54,9 @@ def test_a_model_goes_over_a_link_of_256_kbit_with_300_ms_there_and_back(consort
 
 def test_a_site_is_there_as_long_as_its_bytes_move(consortium, link, monkeypatch):
     """Heartbeats are stuck behind an upload that takes longer than the coordinator waits for them."""
-    monkeypatch.setattr("flwr.server.superlink.linkstate.in_memory_linkstate.HEARTBEAT_PATIENCE", 0.15)
+    monkeypatch.setattr("flwr.server.superlink.linkstate.in_memory_linkstate.HEARTBEAT_PATIENCE", 0.3)  # 3 s
     gone = []
-    with SlowLink(link.port, SLOW, 0.05) as slow, consortium.fleet(slow, "north", timeout=2.0) as north:
+    with SlowLink(link.port, SLOW, 0.05) as slow, consortium.fleet(slow, "north", timeout=3.0) as north:
         north._line._beat = lambda: True
         north.connect()
         sent = link.send("north", HEADER, b"abc", 60, "1")
@@ -68,7 +68,7 @@ def test_a_site_is_there_as_long_as_its_bytes_move(consortium, link, monkeypatch
 
         looking = threading.Thread(target=look)
         looking.start()
-        assert north.answer(asked, {}, secrets.token_bytes(SIZE))
+        assert north.answer(asked, {}, secrets.token_bytes(2 * SIZE))
         over.set()
         looking.join()
         assert len(collected(link, sent)) == 1
