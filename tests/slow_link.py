@@ -35,10 +35,10 @@ class SlowLink:
         async def start():
             self.server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self.tls[0])
             self.port = self.server.sockets[0].getsockname()[1]
-            ready.set()
 
         def run():
             self.loop.run_until_complete(start())
+            self.loop.call_soon(ready.set)  # from now on the loop can be stopped
             self.loop.run_forever()
             self.loop.run_until_complete(self._end())
             self.loop.close()
@@ -54,6 +54,7 @@ class SlowLink:
 
     async def _end(self):
         self.server.close()
+        await asyncio.sleep(0.01)  # connections that came last are known, so that they are closed, too
         self._cut()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
