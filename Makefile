@@ -41,6 +41,7 @@ style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/lock.py --check
+	$(BIN)/python scripts/size.py --check
 
 types: $(READY)
 	$(BIN)/mypy

@@ -1,5 +1,8 @@
 """Digests of everything that polysite computes: after a change that must not change results, all must be equal.
 
+Each group of GROUPS covers a part: the contract of all algorithms, whole studies, what is made of a finished run, every
+reader over its examples and the corpus, every key of a study as TOML, real hospitals over Flower and FLARE, and Ray.
+
 A digest is taken over values alone: arrays by type, shape and bytes, numbers by their digits, under the names of sites,
 cases, labels and parameters. Names of classes and fields do not count, nor in what order or how deep values are nested,
 so that all of these may change. Times are left out. A processor of another kind may round differently; compare on one.
@@ -17,8 +20,10 @@ import math
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import tomllib
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,25 +31,36 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # sums come out the same however many processors there are
 os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1] / "src")  # for the processes of hospitals
+os.environ["RAY_AUTH_MODE"] = "disabled"  # no token below the home folder
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+
+import fuzz
+import fuzz_readers
+import nibabel as nib
 import numpy as np
 from safetensors.numpy import load_file
 
 import polysite as ps
-from polysite import config, demo
+from polysite import advice, config, demo
 from polysite import study as studies
+from polysite.algorithms import ALGORITHMS
 from polysite.algorithms.base import is_finished, serving_payloads
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import Watch, run_rounds
 from polysite.engines.simulator import Simulator
+from polysite.errors import PolysiteError
+from polysite.models import MODELS
+from polysite.models.encoders import ENCODERS
 from table import CASES, START, sites
 
 # ---- what is asked of polysite and its tests: a renamed function, field or key is renamed here and nowhere else
 
 SOURCE = Path(os.environ["PYTHONPATH"])
-NAMES = ("a", "b", "c")  # hospitals of the deployed run
+NAMES = ("a", "b", "c")  # hospitals of the deployed runs
+ASIDE = ("seconds", "time", "times", "epsilon", "began", "ended", "started", "version", "versions", "folder")
 
 
 def exchanged(algorithm: Any, count: int, share: float, wire: bool) -> Iterator[tuple[Any, Simulator]]:
@@ -89,18 +105,34 @@ def demonstrate(folder: Path) -> Sequence[str]:
     return demo.METHODS
 
 
-def deploy(algorithms: Sequence[str], folder: Path) -> None:
-    """Studies over three hospitals, which are real processes; a run folder for each beside those of the hospitals."""
-    from consortium import config_of, consortium, open_hospitals
+def deploy(chosen: Mapping[str, str], names: Sequence[str], folder: Path, policy: Mapping[str, str]) -> None:
+    """Studies over hospitals, which are real processes; a run folder for each beside those of the hospitals."""
+    from consortium import consortium, open_hospitals
     from polysite.deploy.coordinator import run as coordinator
     from polysite.deploy.coordinator.roster import Deadlines
 
-    deadlines = Deadlines(quorum=3, deadline=120, grace=30, again=1, poll=0.02)
-    made = consortium(folder, NAMES)
-    with coordinator.listening(made) as link, open_hospitals(folder, NAMES):
-        for name in algorithms:
-            study = config.parse(config_of(name), {"model.filters": "[16, 32, 64, 128]"})
-            coordinator.run(study, link, NAMES, folder / name, deadlines=deadlines, assess=False, wait=120)
+    deadlines = Deadlines(quorum=len(names), deadline=120, grace=30, again=1, poll=0.02)
+    made = consortium(folder, names, policy=dict.fromkeys(names, policy))
+    with coordinator.listening(made) as link, open_hospitals(folder, names):
+        for name, text in chosen.items():
+            coordinator.run(config.parse(text), link, names, folder / name, deadlines=deadlines, assess=False, wait=120)
+
+
+def over_flare(chosen: Mapping[str, str], folder: Path) -> Iterator[tuple[str, Path]]:
+    """Studies over FLARE's simulator, each with the run folder that its server wrote."""
+    from flare_jobs import several, workspace
+    from polysite.deploy.flare.rehearsal import simulate
+
+    job, ids = several(folder, {name: config.parse(text) for name, text in chosen.items()})
+    simulate(job, workspace(folder / "ws"), NAMES)
+    yield from ((name, folder / "ws" / "server" / "polysite" / ids[name]) for name in chosen)
+
+
+def deployable(algorithm: str, **more: str) -> str:
+    """The study of an algorithm for the hospitals of tests, as TOML."""
+    from consortium import config_of
+
+    return config.dump(config.parse(config_of(algorithm), {"model.filters": "[16, 32, 64, 128]", **more}))
 
 
 def normal(score: Any) -> dict[str, Any]:
@@ -260,6 +292,52 @@ rounds = 2
 algorithm = {{ name = "cfft", components = 2, rounds = 3, fewest = 0, dimensions = 3 }}
 run.rounds = 80
 """
+FILES = """
+seed = 5
+[data]
+name = "files"
+path = "{place}/manifest.csv"
+[model]
+filters = [2, 4, 4]
+[train]
+patch = [16, 16, 16]
+device = "cpu"
+mirror = true
+clean = {{ largest = true }}
+[run]
+rounds = 3
+[assess]
+permutations = 99
+resamples = 100
+other_encoders = []
+"""
+ADVISED = """
+[data]
+shape = [24, 24, 24]
+[data.sites.north]
+cases = 6
+[data.sites.east]
+cases = 6
+[data.sites.west]
+cases = 6
+scanner = 11
+contrast = 2.0
+[model]
+filters = [2, 2, 2]
+[train]
+lr = 0.5
+patch = [8, 8, 8]
+window = [24, 24, 24]
+batch = 2
+device = "cpu"
+augment = "none"
+[run]
+rounds = 2
+[assess]
+permutations = 99
+resamples = 100
+projections = 0
+"""
 POOLED = CLUSTERS.replace("fewest = 0", 'fewest = 0, fit = "pooled"')
 
 
@@ -298,15 +376,165 @@ def cfft(place: Path) -> Iterator[tuple[str, str]]:
 
 
 def deployed(place: Path) -> Iterator[tuple[str, str]]:
-    """What of a model stays at a hospital is looked at there."""
-    algorithms = "fedavg", "ditto", "fine_tune"
-    deploy(algorithms, place)
-    for name in algorithms:
+    """What of a model stays at a hospital is looked at there. Noise is never the same: its account and bytes are."""
+    noisy = {"train.private": '{ unit = "patient", clip = 1.0, noise = 2.0 }'}
+    chosen = {name: deployable(name) for name in ("fedavg", "ditto", "fine_tune")}
+    chosen["masked"] = deployable("fedavg", **{"run.secure.use": '"on"'})
+    deploy({**chosen, "noise": deployable("fedavg", seed="11", **noisy)}, NAMES, place, {})
+    for name in chosen:
         yield from _run(name, place / name, named=False)
     for site in NAMES:
         kept = sorted((place / site / "state").rglob("models/*.safetensors"), key=lambda p: p.stat().st_mtime_ns)
-        for k, path in enumerate(kept):
+        for k, path in enumerate(kept[: -1 if "noise" in str(kept[-1]) else None]):
             yield f"{site}: model {k}, {path.stem}", digest(load_file(path))
+    for k, line in enumerate((place / "noise" / "rounds.jsonl").read_text().splitlines()):
+        told = {
+            i: [site[n] for n in ("steps", "epsilon", "bytes_down")] for i, site in json.loads(line)["sites"].items()
+        }
+        yield f"noise: account, round {k}", digest(told)
+
+
+def guarded(place: Path) -> Iterator[tuple[str, str]]:
+    """Five hospitals, enough for the guard, one of which sends what was scaled."""
+    names = ("a", "b", "c", "d", "e")
+    sites = {f"data.sites.{name}": f"{{ cases = 7, gamma = 1.{k} }}" for k, name in enumerate(names)}
+    study = deployable("fedavg", **sites, **{"run.guard.use": '"on"', "run.rounds": "3"})
+    deploy({"guard": study}, names, place, {})
+    yield from _run("guard", place / "guard", named=False)
+
+
+def flare(place: Path) -> Iterator[tuple[str, str]]:
+    for name, folder in over_flare({name: deployable(name) for name in ("fedavg", "ditto")}, place):
+        yield from _run(name, folder, named=False)
+
+
+def ray(place: Path) -> Iterator[tuple[str, str]]:
+    studies.train(config.parse(TUNED), place / "ray", engine=studies.Engine("ray", workers=2))
+    yield from _run("fedavg, fine_tune", place / "ray")
+
+
+def finished(place: Path) -> Iterator[tuple[str, str]]:
+    """A study of files, and all that is made of its run: an assessment, evaluations, predictions, a bundle."""
+    study = config.parse(FILES.format(place=_scans(place / "scans")))
+    ps.assess(study, place / "assessment")
+    studies.train(study, place / "run")
+    yield from _run("run", place / "run")
+    ps.evaluate(place / "run", "validation")
+    ps.predict(place / "run", place / "scans" / "east", place / "predicted", site="north", preview=0)
+    ps.serve_model(place / "run", "north", place / "bundle")
+    for name in ("assessment", "run/evaluation", "predicted", "bundle"):
+        yield from _made(name, place / name)
+
+
+def advised(place: Path) -> Iterator[tuple[str, str]]:
+    """An advice on phantoms: what it measured, what it decided, the study that it wrote."""
+    advice.advise(config.parse(ADVISED), place / "advice", 16, inner=2, only=["clustered"])
+    for key, value in json.loads((place / "advice" / "advice.json").read_text()).items():
+        yield f"advice.json: {key}", _short(json.dumps(_timeless(value)))
+    for path in sorted((place / "advice").glob("*.toml")):
+        yield f"{path.name}", digest(list(_keys(tomllib.loads(path.read_text()))))
+    for path in sorted((place / "advice").rglob("result.json")):
+        yield from _run(f"{path.parent.relative_to(place)}", path.parent)
+
+
+def codec(_: Path) -> Iterator[tuple[str, str]]:
+    """Every key with the values that it has in any study; each study is the same after a round trip."""
+    found: dict[str, list[str]] = defaultdict(list)
+    texts = [(name, f'preset = "{name}"') for name in config.presets()]
+    texts += [(name, deployable(name)) for name in ALGORITHMS]
+    texts += [(name, f'model.name = "{name}"\ntrain.patch = [128, 128, 128]') for name in MODELS]
+    texts += [(name, f'encoder.name = "{name}"') for name in ENCODERS]
+    texts += [("phantom", PHANTOM), ("tuned", TUNED), ("grouped", GROUPED), ("classes", CLASSES), ("cfft", CLUSTERS)]
+    for name, text in [*texts, ("files", FILES.format(place="scans")), ("advised", ADVISED)]:
+        study = config.parse(text)
+        written = config.dump(study)
+        if config.parse(written) != study:
+            raise ValueError(f"{name} is another study after a round trip")
+        for key, value in _keys(tomllib.loads(written)):
+            found[key].append(f"{name} {value!r}")
+    yield from ((key, _short("\n".join(values))) for key, values in found.items())
+
+
+def readers(place: Path) -> Iterator[tuple[str, str]]:
+    """What every reader makes of its sound examples and of the corpus: numbers and arrays, or a refusal."""
+    for reader in fuzz_readers.readers(place):
+        corpus = sorted((fuzz.CORPUS / fuzz.place(reader)).glob("*"))
+        inputs = {**dict(enumerate(reader.examples)), **{path.name: path.read_bytes() for path in corpus}}
+        for name, content in inputs.items():
+            yield f"{reader.name}: {name}", _opened(reader.read, content)
+
+
+def _opened(read: Callable[[bytes], object], content: bytes) -> str:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return digest(_timeless(_open(read(content))))
+    except PolysiteError as refusal:
+        return f"refused: {fuzz.gist(str(refusal))}"
+
+
+def _open(x: object) -> object:
+    """Values inside an object of any class."""
+    if isinstance(x, Mapping):
+        return {key: _open(value) for key, value in x.items()}
+    if isinstance(x, tuple | list | set | frozenset):
+        return [_open(each) for each in x]
+    known = x is None or isinstance(x, str | bool | int | float | np.generic) or hasattr(x, "dtype")
+    return x if known else _open(getattr(x, "__dict__", {}))
+
+
+def _timeless(x: Any) -> Any:
+    """JSON without what differs from run to run."""
+    if isinstance(x, Mapping):
+        return {key: _timeless(value) for key, value in x.items() if key not in ASIDE}
+    return [_timeless(each) for each in x] if isinstance(x, list | tuple) else x
+
+
+def _keys(table: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys of a TOML table with their values."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{at}{key}.")
+        else:
+            yield f"{at}{key}", value
+
+
+def _made(name: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """Arrays, tables and numbers in the files of a folder; pages and pictures are left out."""
+    read: dict[str, Callable[[Path], Any]] = {
+        ".json": lambda path: _timeless(json.loads(path.read_text())),
+        ".safetensors": load_file,
+        ".npz": lambda path: dict(np.load(path)),
+        ".gz": lambda path: {"mask": np.asanyarray(nib.load(path).dataobj), "affine": nib.load(path).affine},
+        ".csv": lambda path: [_number(cell) for row in csv.reader(path.read_text().splitlines()) for cell in row],
+    }
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in read:
+            yield f"{name}: {path.relative_to(folder)}", digest(read[path.suffix](path))
+
+
+def _number(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
+
+
+def _scans(root: Path) -> Path:
+    """Scans of two hospitals as NIfTI, with their label maps and a manifest; oblique, of unequal voxels."""
+    root.mkdir(parents=True)
+    affine = np.block([[np.diag([1.1, -0.9, 1.7]), np.array([[30.0], [-9], [4]])], [np.zeros(3), 1]])
+    rows = ["site,case,t1,flair,label,labels"]
+    for k in range(12):
+        site, rng = ("east", "north")[k % 2], np.random.default_rng(k)
+        truth = np.zeros((21, 18, 17), np.uint8)
+        truth[5 : 11 + k % 3, 4:12, 3:11] = 1
+        images = {name: rng.normal(100 + 20 * truth, 20).astype(np.float32) for name in ("t1", "flair")}
+        (root / site).mkdir(exist_ok=True)
+        for name, voxels in {**images, "seg": truth}.items():
+            nib.save(nib.Nifti1Image(voxels, affine), root / site / f"p{k}_{name}.nii.gz")
+        rows.append(f"{site},p{k},{site}/p{k}_t1.nii.gz,{site}/p{k}_flair.nii.gz,{site}/p{k}_seg.nii.gz,whole=1")
+    (root / "manifest.csv").write_text("\n".join(rows) + "\n")
+    return root
 
 
 def _run(name: str, folder: Path, *, named: bool = True) -> Iterator[tuple[str, str]]:
@@ -314,7 +542,10 @@ def _run(name: str, folder: Path, *, named: bool = True) -> Iterator[tuple[str, 
         yield f"{name}: {what}", found
 
 
-GROUPS = {"contract": contract, "demo": demonstration, "phases": phases, "cfft": cfft, "deployed": deployed}
+GROUPS = {
+    "contract": contract, "demo": demonstration, "phases": phases, "cfft": cfft, "codec": codec, "readers": readers,
+    "finished": finished, "advice": advised, "deployed": deployed, "guard": guarded, "flare": flare, "ray": ray,
+}  # fmt: skip
 
 
 def compute(groups: Sequence[str]) -> dict[str, str]:

@@ -132,6 +132,7 @@ def main() -> None:
         place = Path(folder).resolve()
         shutil.copytree(given.src, place / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         shutil.copytree(given.tests, place / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(given.tests.parent / "bench", place / "bench", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(given.tests.parent / "pyproject.toml", place)
         began = time.perf_counter()
         known = notes(place, given.notes)
