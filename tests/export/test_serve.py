@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from monai.bundle import ConfigWorkflow, verify_net_in_out
-from monai.bundle import run as run_bundle
 from monai.data.meta_tensor import MetaTensor
 from PIL import Image as Pillow
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import polysite as ps
+from consortium import wanted
 from polysite import ensembles
 from polysite.algorithms import ALGORITHMS
 from polysite.algorithms.base import serving_payloads
@@ -114,107 +114,89 @@ def same_files(answers, masks, count):
             assert np.array_equal(nibabel.load(file).affine, nibabel.load(mine).affine)
 
 
+def answered(run, data, folder, count, site=None):
+    """Let the bundle of a run answer for a folder of scans, and 'polysite predict', which writes the same files. Return
+    the bundle as MONAI opens it, and of every tested case its name, its prepared image and the run's own prediction."""
+    flow = opened(serve_model(run, site, folder / "home"), dataset_dir=data, output_dir=folder / "answers")
+    flow.run()
+    ps.predict(run, data, folder / "masks", site=site, preview=0)
+    same_files(folder / "answers", folder / "masks", count)
+    evaluation, name = read(run).evaluation, flow.parser.get_parsed_content("case_of")
+    images = {name(case["image"].meta): case["image"] for case in flow.dataset}
+    return flow, [
+        (w, i, known) for w, i in images.items() if (known := evaluation.prediction(data.name, w)) is not None
+    ]
+
+
+def said_by(flow, image):
+    return flow.parser.get_parsed_content("predict")(image)
+
+
+PADDED_WINDOW = ps.Train(patch=(24, 24, 24), window=(16, 20, 16), overlap=0.25, device="cpu")
 VARIANTS = {
-    "default": {},
-    "padded": {"train": ps.Train(patch=(24, 24, 24), window=(16, 20, 16), overlap=0.25, device="cpu")},
-    "mirrored, deeply supervised": {
+    "z-scores of padding": {"prepare": ps.Prepare(normalise="padded"), "train": PADDED_WINDOW},
+    "mirrored, deeply supervised, a modality hidden": {
         "model": ps.UNet(filters=(2, 4, 4, 4), deep_supervision=2),
         "train": ps.Train(patch=(16, 16, 16), mirror=True, foreground=0.5, device="cpu"),
+        "federation": Steps((Natural(), HideModalities(1))),
     },
     "resampled": {"prepare": ps.Prepare(orientation="RAS", spacing=(1.0, 1.2, 0.8))},
     "turned": {"prepare": ps.Prepare(orientation="SPL", crop=False, normalise="all", clip=(50, 400))},
-    "cropped": {"prepare": ps.Prepare(normalise="all")},
     "plain": {"prepare": ps.Prepare(normalise="none", clip=(100.0, 400.0)), "seed": 3},
-    "hidden": {"federation": HideModalities(1)},
-    "hidden in a step": {"federation": Steps((Natural(), HideModalities(1)))},
-    "z-scores of padding": {
-        "prepare": ps.Prepare(normalise="padded"),
-        "train": ps.Train(patch=(24, 24, 24), window=(16, 20, 16), device="cpu"),
-    },
     "resized": {"prepare": ps.Prepare(normalise="padded", size=(0, 24, 16))},
     "resized, dark": {"prepare": ps.Prepare(normalise="all", clip=(50, 400), size=(24, 16, 0))},
+    "a network of our own": {"model": ps.UNetSub(filters=(2, 4, 4)), "prepare": ps.Prepare(normalise="all")},
 }
-
-
-PADDED = ("padded", "z-scores of padding", "resized")
+PADDED = ("z-scores of padding", "resized")
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_bundle_answers_voxel_for_voxel_as_polysite_does(name, scans, tmp_path):
     study = study_of(scans, **VARIANTS[name])
     ps.train(study, tmp_path / "run")
-    evaluation = read(tmp_path / "run").evaluation
-    bundle = serve_model(tmp_path / "run", "east", tmp_path / "home")
-    answers = tmp_path / "answers"
-    run_bundle(
-        config_file=str(bundle / "configs" / "inference.json"),
-        bundle_root=str(bundle),
-        dataset_dir=str(scans / "east"),
-        output_dir=str(answers),
-    )
-    ps.predict(tmp_path / "run", scans / "east", tmp_path / "masks", site="east", preview=0)
-    same_files(answers, tmp_path / "masks", 10)
-    flow, checked = opened(bundle, dataset_dir=scans / "east"), 0
-    prepared = {c: build_sites(study)["east"]._volumes[c][0] for c in build_sites(study)["east"].cases("test")}
-    for case in flow.dataset:
-        who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
-        expected = evaluation.prediction("east", who)
-        if expected is None:  # it trained
-            continue
-        assert torch.equal(case["image"].as_tensor(), prepared[who])
-        said = bits(flow.parser.get_parsed_content("predict")(case["image"]) > 0)
+    flow, tested = answered(tmp_path / "run", scans / "east", tmp_path, 10, "east")
+    site = build_sites(study)["east"]
+    for who, image, expected in tested:
+        assert torch.equal(image.as_tensor(), site._volumes[who][0])
+        said = bits(said_by(flow, image) > 0)
         assert np.array_equal(said, expected) and 0 < (said > 0).mean() < 1
-        written = [nibabel.load(answers / who / f"{who}_{label}.nii.gz") for label in ("whole", "in_side")]
+        written = [nibabel.load(tmp_path / "answers" / who / f"{who}_{label}.nii.gz") for label in ("whole", "in_side")]
         scan = nibabel.load(scans / "east" / who / "scan_t1.nii.gz")
         assert all(w.shape == scan.shape and np.allclose(w.affine, scan.affine, atol=1e-6) for w in written)
         there = np.asarray(scan.dataobj) > 0 if name in PADDED else True  # padding is no part of a scan
-        right = bits(w.dataobj for w in written) == nearest(said, np.asarray(case["image"].affine), scan) * there
+        right = bits(w.dataobj for w in written) == nearest(said, np.asarray(image.affine), scan) * there
         assert right.mean() > 0.99 if name == "resampled" else right.all()
-        checked += 1
-    assert checked
+    assert tested
+    needed = json.loads((tmp_path / "home" / "configs" / "metadata.json").read_text())["required_packages_version"]
+    assert ("polysite" in needed) == (name == "a network of our own")
 
 
 def test_where_a_voxel_has_one_label_the_answer_is_one_label_map(scans, tmp_path):
     study = study_of(scans)
     data = replace(study.data, labels={"rim": (1,), "core": (2,)})
-    study = replace(study, data=data, train=replace(study.train, exclusive=True))
-    ps.train(study, tmp_path / "run")
-    flow = opened(serve_model(tmp_path / "run"), dataset_dir=scans / "east", output_dir=tmp_path / "answers")
-    flow.run()
-    ps.predict(tmp_path / "run", scans / "east", tmp_path / "masks", preview=0)
-    same_files(tmp_path / "answers", tmp_path / "masks", 5)
-    checked = 0
-    for case in flow.dataset:
-        who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
-        expected = read(tmp_path / "run").evaluation.prediction("east", who)
-        if expected is not None:
-            said = flow.parser.get_parsed_content("predict")(case["image"]).argmax(0)
-            assert np.array_equal(bits([said == 1, said == 2]), expected)
-            written = np.asarray(nibabel.load(tmp_path / "answers" / who / f"{who}_labels.nii.gz").dataobj)
-            assert [(written == k).sum() for k in (1, 2)] == [int((said == k).sum()) for k in (1, 2)]
-            checked += 1
-    assert checked
+    ps.train(replace(study, data=data, train=replace(study.train, exclusive=True)), tmp_path / "run")
+    flow, tested = answered(tmp_path / "run", scans / "east", tmp_path, 5)
+    for who, image, expected in tested:
+        said = said_by(flow, image).argmax(0)
+        assert np.array_equal(bits([said == 1, said == 2]), expected)
+        written = np.asarray(nibabel.load(tmp_path / "answers" / who / f"{who}_labels.nii.gz").dataobj)
+        assert [(written == k).sum() for k in (1, 2)] == [int((said == k).sum()) for k in (1, 2)]
+    assert tested
 
 
-@pytest.mark.parametrize("mirror", [False, True])
-def test_a_network_for_slices_segments_whole_scans(mirror, scans, tmp_path):
+def test_a_network_for_slices_segments_whole_scans(scans, tmp_path):
     """Every slice of a volume gets the mask that it got as a case of the run."""
-    train = ps.Train(patch=(16, 16), device="cpu", augment="none", mirror=mirror)
-    study = study_of(scans, slices=ps.Slices("coronal", every=3), train=train)
-    ps.train(study, tmp_path / "run")
-    flow = opened(serve_model(tmp_path / "run"), dataset_dir=scans / "east", output_dir=tmp_path / "answers")
-    flow.run()
-    ps.predict(tmp_path / "run", scans / "east", tmp_path / "masks", preview=0)
-    same_files(tmp_path / "answers", tmp_path / "masks", 10)
+    train = ps.Train(patch=(16, 16), device="cpu", augment="none", mirror=True)
+    ps.train(study_of(scans, slices=ps.Slices("coronal", every=3), train=train), tmp_path / "run")
+    flow, _ = answered(tmp_path / "run", scans / "east", tmp_path, 10)
     evaluation, checked = read(tmp_path / "run").evaluation, 0
     for case in flow.dataset:
         who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
-        said = bits(flow.parser.get_parsed_content("predict")(case["image"]) > 0)
+        said = bits(said_by(flow, case["image"]) > 0)
         for k in range(0, len(said), 3):
             expected = evaluation.prediction("east", f"{who}/y{k:03d}")
-            if expected is not None:
-                assert np.array_equal(said[k], expected)
-                checked += 1
+            assert expected is None or np.array_equal(said[k], expected)
+            checked += expected is not None
         scan = nibabel.load(scans / "east" / who / "scan_t1.nii.gz")
         assert nibabel.load(tmp_path / "answers" / who / f"{who}_whole.nii.gz").shape == scan.shape
     assert checked
@@ -250,21 +232,12 @@ def test_pictures_are_segmented(pictures, tmp_path):
         run=ps.Plan(rounds=1),
     )
     ps.train(study, tmp_path / "run")
-    flow = opened(serve_model(tmp_path / "run"), dataset_dir=pictures / "A", output_dir=tmp_path / "answers")
-    flow.run()
-    ps.predict(tmp_path / "run", pictures / "A", tmp_path / "masks", preview=2)
-    same_files(tmp_path / "answers", tmp_path / "masks", 6)
-    checked = 0
-    for case in flow.dataset:
-        who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
-        expected = read(tmp_path / "run").evaluation.prediction("A", who)
-        if expected is not None:
-            said = flow.parser.get_parsed_content("predict")(case["image"])[0] > 0
-            assert np.array_equal(said, expected)
-            with Pillow.open(tmp_path / "answers" / who / f"{who}_ulcer.png") as written:
-                assert written.size == (27, 20) and abs(np.asarray(written).mean() - expected.mean()) < 0.1
-            checked += 1
-    assert checked
+    flow, tested = answered(tmp_path / "run", pictures / "A", tmp_path, 6)
+    for who, image, expected in tested:
+        assert np.array_equal(said_by(flow, image)[0] > 0, expected)
+        with Pillow.open(tmp_path / "answers" / who / f"{who}_ulcer.png") as written:
+            assert written.size == (27, 20) and abs(np.asarray(written).mean() - expected.mean()) < 0.1
+    assert tested
 
 
 @pytest.mark.parametrize("model", [ps.DenseNet, ps.DenseNetSub])
@@ -296,24 +269,6 @@ def test_pictures_are_classified(model, pictures, tmp_path):
     assert set(needs) == {"pillow", *(["polysite"] if model is ps.DenseNetSub else [])}
 
 
-def test_a_network_of_our_own_needs_polysite(scans, tmp_path):
-    study = replace(study_of(scans), model=ps.UNetSub(filters=(2, 4, 4)))
-    ps.train(study, tmp_path / "run")
-    bundle = serve_model(tmp_path / "run")
-    assert "polysite" in json.loads((bundle / "configs" / "metadata.json").read_text())["required_packages_version"]
-    flow = opened(bundle, dataset_dir=scans / "north")
-    answers = {
-        flow.parser.get_parsed_content("case_of")(c["image"].meta): flow.parser.get_parsed_content("predict")(
-            c["image"]
-        )
-        for c in flow.dataset
-    }
-    evaluation = read(tmp_path / "run").evaluation
-    for (site, who), _ in evaluation.own.items():
-        if site == "north":
-            assert np.array_equal(bits(answers[who] > 0), evaluation.prediction(site, who))
-
-
 def test_an_ensemble_with_cleaned_masks_goes_home(scans, tmp_path):
     train = ps.Train(patch=(16, 16, 16), batch=4, device="cpu", augment="light", clean=Clean(largest=True, fill=True))
     study = study_of(scans, train=train)
@@ -321,24 +276,15 @@ def test_an_ensemble_with_cleaned_masks_goes_home(scans, tmp_path):
     other = replace(study, algorithm=ps.Local(), model=ps.UNet(filters=(4, 4, 4), bias=False))
     ps.train(other, tmp_path / "own", evaluate=False)
     made = ensembles.ensemble([tmp_path / "shared", tmp_path / "own"], tmp_path / "both")
-    bundle = serve_model(tmp_path / "both", "east", tmp_path / "home")
-    assert "polysite" in json.loads((bundle / "configs" / "metadata.json").read_text())["required_packages_version"]
-    readme = (bundle / "docs" / "README.md").read_text()
+    flow, tested = answered(tmp_path / "both", scans / "east", tmp_path, 10, "east")
+    readme = (tmp_path / "home" / "docs" / "README.md").read_text()
     assert "ensemble of 2 networks" in readme and "largest component kept, holes filled" in readme
-    flow = opened(bundle, dataset_dir=scans / "east", output_dir=tmp_path / "answers")
-    flow.run()
-    ps.predict(tmp_path / "both", scans / "east", tmp_path / "masks", site="east", preview=0)
-    same_files(tmp_path / "answers", tmp_path / "masks", 10)
-    evaluation = read(made.folder.path).evaluation
-    for who in made.result.test["east"]:
-        case = next(c for c in flow.dataset if flow.parser.get_parsed_content("case_of")(c["image"].meta) == who)
-        expected = evaluation.prediction("east", who)
-        raw = bits(flow.parser.get_parsed_content("predict")(case["image"]) > 0)
+    for who, image, expected in tested:
         written = [nibabel.load(tmp_path / "answers" / who / f"{who}_{k}.nii.gz") for k in ("whole", "in_side")]
-        scan = nibabel.load(scans / "east" / who / "scan_t1.nii.gz")
-        there = nearest(expected, np.asarray(case["image"].affine), scan)
-        assert np.array_equal(bits(w.dataobj for w in written), there) and not np.array_equal(raw, expected)
-    assert made.result.test["east"]
+        there = nearest(expected, np.asarray(image.affine), nibabel.load(scans / "east" / who / "scan_t1.nii.gz"))
+        assert np.array_equal(bits(w.dataobj for w in written), there)
+        assert not np.array_equal(bits(said_by(flow, image) > 0), expected)
+    assert tested and {who for who, *_ in tested} == {*made.result.test["east"]}
 
 
 WITHOUT = """
@@ -450,16 +396,6 @@ def test_a_bundle_says_what_it_is(runs, tmp_path):
     assert opened(bundle, dataset_dir=tmp_path / "none").check_properties() == []
 
 
-EXTRA = {
-    "clustered": {"algorithm.groups.coast": "[east, west]", "algorithm.groups.inland": "north"},
-    "feddiv": {"algorithm.alpha": "0"},
-    "krum": {"algorithm.f": "0"},
-    "robust": {"algorithm.beta": "0.34"},
-    "trimmed_mean": {"algorithm.beta": "0.34"},
-    "weighted": {"algorithm.weights.west": "0.3"},
-}
-
-
 # one of each kind of model in every full run
 SLICE = ("cfft", "ditto", "fedavg", "fedbn", "feddiv", "fedper", "fine_tune")
 EVERY = [pytest.param(name, marks=() if name in SLICE else pytest.mark.soak) for name in ALGORITHMS]
@@ -468,18 +404,10 @@ EVERY = [pytest.param(name, marks=() if name in SLICE else pytest.mark.soak) for
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_every_algorithm_has_a_model_to_take_home(name, tmp_path):
-    study = replace(SMALL, run=ps.Plan(rounds=1))
-    if name in ("fine_tune", "interpolated"):
-        study = replace(study, then=({"algorithm": {"name": name}, "run": {"rounds": 1}},))
-    else:
-        study = replace(study, algorithm=parse("", {"algorithm.name": name, **EXTRA.get(name, {})}).algorithm)
-    if name == "cfft":
-        own = {"name": name, "components": 2, "rounds": 2, "dimensions": 3}
-        study = replace(SMALL, run=ps.Plan(rounds=1), then=({"algorithm": own, "run": {"rounds": 80}},))
-    ps.train(study, tmp_path / "run")
-    bundle = serve_model(tmp_path / "run", "east")
+    ps.train(wanted(name), tmp_path / "run")
+    bundle = serve_model(tmp_path / "run", "a")
     models = tmp_path / "run" / "models"
-    files = [f for own in (".east", "") if (f := models / f"best{own}.safetensors").exists()]
+    files = [f for own in (".a", "") if (f := models / f"best{own}.safetensors").exists()]
     assert same(weights_of(bundle), load_file(files[0])) if files else (models / "best.group-1.safetensors").exists()
     shown = (tmp_path / "none").mkdir() or opened(bundle, dataset_dir=tmp_path / "none")
     network = shown.parser.get_parsed_content("network")
