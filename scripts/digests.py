@@ -376,7 +376,7 @@ def cfft(place: Path) -> Iterator[tuple[str, str]]:
 
 
 def deployed(place: Path) -> Iterator[tuple[str, str]]:
-    """What of a model stays at a hospital is looked at there. Noise is never the same: its account and bytes are."""
+    """What of a model stays at a hospital is looked at there. Noise differs every time; its account and bytes do not."""
     noisy = {"train.private": '{ unit = "patient", clip = 1.0, noise = 2.0 }'}
     chosen = {name: deployable(name) for name in ("fedavg", "ditto", "fine_tune")}
     chosen["masked"] = deployable("fedavg", **{"run.secure.use": '"on"'})
@@ -385,7 +385,7 @@ def deployed(place: Path) -> Iterator[tuple[str, str]]:
         yield from _run(name, place / name, named=False)
     for site in NAMES:
         kept = sorted((place / site / "state").rglob("models/*.safetensors"), key=lambda p: p.stat().st_mtime_ns)
-        for k, path in enumerate(kept[: -1 if "noise" in str(kept[-1]) else None]):
+        for k, path in enumerate(kept[:-2]):
             yield f"{site}: model {k}, {path.stem}", digest(load_file(path))
     for k, line in enumerate((place / "noise" / "rounds.jsonl").read_text().splitlines()):
         told = {
