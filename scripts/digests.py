@@ -376,7 +376,7 @@ def cfft(place: Path) -> Iterator[tuple[str, str]]:
 
 
 def deployed(place: Path) -> Iterator[tuple[str, str]]:
-    """What of a model stays at a hospital is looked at there. Noise differs every time; its account and bytes do not."""
+    """What of a model stays at a hospital is looked at there. Noise is never the same; its account and bytes are."""
     noisy = {"train.private": '{ unit = "patient", clip = 1.0, noise = 2.0 }'}
     chosen = {name: deployable(name) for name in ("fedavg", "ditto", "fine_tune")}
     chosen["masked"] = deployable("fedavg", **{"run.secure.use": '"on"'})
