@@ -8,7 +8,6 @@ levels (with values it would take minutes), reads them from an uncompressed file
 among which those of the NGTDM are 0: there is no choosing of 93.
 
     python bench/radiomics.py                          two cores
-    python bench/radiomics.py --device cuda            adds tensors on a GPU
     python bench/radiomics.py --pyradiomics 5.9        no PyRadiomics here: its seconds, measured elsewhere
 """
 
@@ -86,22 +85,9 @@ def prepare(library: str, folder: Path) -> Callable[[], object]:
             for k, v in extractor.execute(*pair).items()
             if k.startswith("original")
         }
-    from polysite.radiomics import Settings
+    from polysite.radiomics import Settings, features
 
-    if library == "polysite":
-        from polysite.radiomics import features
-
-        return lambda: features(image, mask, settings=Settings(bin_width=WIDTH))
-    import torch
-
-    from polysite.training.radiomics import features as of_tensors
-
-    device = library.split()[-1]
-    if library.startswith("copied"):
-        host = torch.from_numpy(image), torch.from_numpy(mask)
-        return lambda: of_tensors(*(t.to(device) for t in host), settings=Settings(bin_width=WIDTH))
-    tensors = torch.from_numpy(image).to(device), torch.from_numpy(mask).to(device)
-    return lambda: of_tensors(*tensors, settings=Settings(bin_width=WIDTH))
+    return lambda: features(image, mask, settings=Settings(bin_width=WIDTH))
 
 
 def peak() -> float:
@@ -191,7 +177,6 @@ def bandwidth(size: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", action="append", default=[], help="also tensors on this device: cuda, cpu")
     parser.add_argument(
         "--pyradiomics", type=float, metavar="SECONDS", help="what PyRadiomics took, instead of running it"
     )
@@ -204,7 +189,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         draw(folder)
-        names = ["polysite", *(f"{how} {d}" for d in options.device for how in ("tensors", "copied"))]
+        names = ["polysite"]
         if not options.pyradiomics:
             write_levels(folder)
             names += ["pyradiomics", "nyxus"]
@@ -223,22 +208,21 @@ def compare(libraries: list[Library], options: argparse.Namespace) -> None:
     others = {x.name: x.seconds for x in libraries if x.name in PIP}
     if options.pyradiomics:
         others["pyradiomics"] = [options.pyradiomics] * options.repeats
-    ours = [x for x in libraries if x.name not in PIP]
-    for name, theirs in ({"polysite": ours[0].seconds} | others).items():
-        for mine in ours[name == "polysite" :]:
-            ratios = [a / b for a, b in zip(theirs, mine.seconds, strict=True)]
-            stated = " (its seconds as given)" if name == "pyradiomics" and options.pyradiomics else ""
-            print(
-                f"{mine.name}: {statistics.median(ratios):.1f} times as fast as {name}{stated} "
-                f"({min(ratios):.1f} to {max(ratios):.1f})"
-            )
+    ours = libraries[0].seconds
+    stated = " (its seconds as given)" if options.pyradiomics else ""
+    for name, theirs in others.items():
+        ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
+        print(
+            f"polysite: {statistics.median(ratios):.1f} times as fast as {name}{stated} "
+            f"({min(ratios):.1f} to {max(ratios):.1f})"
+        )
     found = {x.name: x.last["found"] for x in libraries if len(x.last["found"]) > 1}
     for name, numbers in found.items():
         off = max(abs(numbers[k] - v) / (abs(v) + 1e-6) for k, v in found["polysite"].items())
         if name != "polysite":
             print(f"{name} and polysite differ by at most {off:.0e} of a feature")
     speed, read = bandwidth(1 << 28), int(np.prod(SHAPE)) * 5
-    mine = statistics.median(ours[0].seconds)
+    mine = statistics.median(ours)
     print(
         f"floor: {read / 1e6:.0f} MB of image and mask read once at {speed / 1e9:.0f} GB/s: {read / speed * 1e3:.1f} "
         f"ms; polysite takes {mine * speed / read:.0f} times that"

@@ -554,7 +554,6 @@ def compute(groups: Sequence[str]) -> dict[str, str]:
         began = time.monotonic()
         with TemporaryDirectory(prefix="digests-") as place:
             os.environ["POLYSITE_CACHE"] = f"{place}/cache"
-            os.environ["POLYSITE_EVIDENCE"] = "off"
             found |= {f"{group}: {name}": value for name, value in GROUPS[group](Path(place))}
         print(f"{group}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return found

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from PIL import Image
 
-from polysite import config, evidence, payload
+from polysite import config, payload
 from polysite.assessment import read_verdict
 from polysite.benchmark import bench
 from polysite.data import images, manifest, tables
@@ -39,7 +39,6 @@ from polysite.deploy.site.studies import Studies
 from polysite.engines import checkpoint, site_memory
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import PolysiteError
-from polysite.evidence.lines import from_json
 from polysite.heterogeneity import hidden
 from polysite.heterogeneity.exchange import Assess
 from polysite.metrics.measures import MEASURES
@@ -145,7 +144,7 @@ def _public_key() -> bytes:
 
 
 def _run_folders(folder: Path) -> Iterator[Reader]:
-    """Yield the readers of run folders, evaluations, checkpoints, assessments and the evidence bank."""
+    """Yield the readers of run folders, evaluations, checkpoints and assessments."""
     run, kinds = DEPLOYED / "run", {"config.toml": mutate.TOML}
     short = {"config.toml": b'[algorithm]\nname = "fedavg"\n', "rounds.jsonl": _lines(run / "rounds.jsonl", 1)}
     for name in ("config.toml", "result.json", "rounds.jsonl", "versions.json"):
@@ -181,8 +180,6 @@ def _run_folders(folder: Path) -> Iterator[Reader]:
     examples = (*(_trimmed(assessed),) * 3, assessed)
     yield Reader("assessment.json", examples, from_file(folder / "x" / "assessment.json", _assessment), mutate.JSON)
     yield Reader("comparison", (_comparison(),), lambda content: hidden.read(content, ASSESS, ("a", "b")), mutate.JSON)
-    line = b'{"kind": "distances", "data": "a", "sizes": [9, 8], "distances": {"emd": {"mean": 0.5}}}'
-    yield Reader("evidence", (line, _evidence_line()), _line, mutate.JSON)
 
 
 def _at_hospitals(folder: Path) -> Iterator[Reader]:
@@ -403,18 +400,6 @@ def _checkpoint(path: Path) -> object:
 
 def _assessment(path: Path) -> object:
     return SiteDistances.read(path.parent), read_verdict(path.parent)
-
-
-def _line(content: bytes) -> object:
-    """Read a line of the evidence bank; the table skips a line that raises ValueError."""
-    try:
-        return from_json(content.decode(errors="replace"))
-    except ValueError as problem:
-        raise PolysiteError(" ".join(str(problem).split())) from problem
-
-
-def _evidence_line() -> bytes:
-    return evidence.lines.to_json(evidence.table.shipped()[0]).encode()
 
 
 def _split(path: Path) -> object:

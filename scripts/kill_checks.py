@@ -14,7 +14,7 @@ import safetensors.numpy
 from PIL import Image
 
 from polysite import assessment as assessments
-from polysite import config, evidence
+from polysite import config
 from polysite.algorithms import ALGORITHMS
 from polysite.engines import checkpoint, site_memory
 from polysite.engines.record import Result, RoundRecord
@@ -124,11 +124,6 @@ def cache(folder: Path) -> Iterator[str]:
     """Yield entries of the cache of prepared cases that are damaged."""
     for path in folder.glob("*.safetensors"):
         yield from readable(path, safetensors.numpy.load_file)
-
-
-def evidence_bank() -> Iterator[str]:
-    """Yield what is wrong with the evidence bank: a line that is no line besides one that a kill cut short."""
-    yield from readable(evidence.table.place() / evidence.table.FILE, lambda _: evidence.table.read())
 
 
 def _records(path: Path) -> object:

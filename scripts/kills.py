@@ -199,7 +199,7 @@ class Fatal:
     """An audit hook that counts file operations below the folder, and kills the process before one of them.
 
     Args:
-        folder: Where operations count: below it are the folder of the command, the cache and the evidence bank.
+        folder: Where operations count: below it are the folder of the command and the cache.
         at: Number of the fatal operation; 0 for none.
         torn: Cut the file short that is written, or append half a line, before the kill.
         seed: Decides where it is cut.
@@ -394,7 +394,7 @@ def play(
     folder: Path, kills: int, seed: int, only: tuple[str, ...], interpreter: bool, seconds: float
 ) -> Mapping[str, Tally]:
     """Kill every course in turn until there were so many kills, or so many seconds have passed."""
-    os.environ.update(POLYSITE_CACHE=str(folder / "cache"), POLYSITE_EVIDENCE=str(folder / "evidence"))
+    os.environ["POLYSITE_CACHE"] = str(folder / "cache")
     _import()
     every = courses(data(folder / "data"), folder)
     tallies = {c.name: Tally() for c in every if not only or c.name in only}
@@ -413,8 +413,7 @@ def play(
         for complaint in tally.complaints[before:]:
             print(f"    {course.name}: {complaint}", flush=True)
         number += 1
-    left = [*checks.cache(folder / "cache"), *checks.evidence_bank()]
-    for complaint in left:
+    for complaint in checks.cache(folder / "cache"):
         print(f"    {complaint}", flush=True)
         next(iter(tallies.values())).complaints.append(complaint)
     return tallies

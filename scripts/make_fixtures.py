@@ -209,7 +209,6 @@ def main(place: Path) -> None:
     with TemporaryDirectory(prefix="fixtures-") as folder:
         work = Path(folder)
         os.environ["POLYSITE_CACHE"] = f"{folder}/cache"
-        os.environ["POLYSITE_EVIDENCE"] = "off"
         expected = {
             "phases": finished(TUNED, work / "phases", place / "phases"),
             "classes": finished(CLASSES, work / "classes", place / "classes"),

@@ -1,4 +1,4 @@
-"""What every test shares: a cache and an evidence bank of its own, and where the real data lie."""
+"""What every test shares: a cache of its own, and where the real data lie."""
 
 from pathlib import Path
 
@@ -11,7 +11,6 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 def cache(tmp_path_factory, monkeypatch):
     place = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("POLYSITE_CACHE", str(place))
-    monkeypatch.setenv("POLYSITE_EVIDENCE", str(tmp_path_factory.mktemp("evidence")))
     return place
 
 

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
-from polysite import config, evidence, privacy
+from polysite import config, privacy
 from polysite.algorithms.base import Algorithm
 from polysite.config import Study
 from polysite.data.cache import Cache, place
@@ -72,10 +72,7 @@ def assess(study: Study, out: Path | str | None = None, watch: Watch = Watch()) 
         return replace(found, case_angles=angles, alternatives={**found.alternatives, "euclidean": named})
 
     sizes = {i: site.size for i, site in engine.sites.items()}
-    run = run_assessment(study, engine, sizes, unseen, path, watch, extend)
-    if not run.assessment.noise:
-        evidence.keep_assessment(study, run.assessment)
-    return run
+    return run_assessment(study, engine, sizes, unseen, path, watch, extend)
 
 
 def _other_encoders(study: Study) -> dict[str, Encoder]:

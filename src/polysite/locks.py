@@ -11,16 +11,11 @@ PRIVATE = 0o600
 
 
 @contextmanager
-def held(file: Path, patience: float = 0.0) -> Iterator[None]:
-    """Hold the lock of a file, which is made if it is not there; BlockingIOError if another process has it.
-
-    Args:
-        file: The file of the lock; it has no content.
-        patience: Seconds to wait for another process.
-    """
+def held(file: Path) -> Iterator[None]:
+    """Hold the lock of an empty file, which is made if it is not there; BlockingIOError if another process has it."""
     lock = FileLock(file, mode=PRIVATE)
     try:
-        lock.acquire(timeout=patience, poll_interval=0.01)
+        lock.acquire(timeout=0)
     except Timeout as problem:
         raise BlockingIOError(errno.EAGAIN, "another process holds it", str(file)) from problem
     except NotImplementedError as problem:  # a file system without locks

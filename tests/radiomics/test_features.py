@@ -1,4 +1,4 @@
-"""The 93 features against PyRadiomics, against plain definitions, on tensors, under turns, and with bad input."""
+"""The 93 features against PyRadiomics, against plain definitions, under turns, and with bad input."""
 
 import json
 import math
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +17,6 @@ from polysite.data.files import Files
 from polysite.data.prepare import Prepare
 from polysite.errors import ConfigError, DataError
 from polysite.radiomics import NAMES, Settings, comparable, extraction, features
-from polysite.training.radiomics import features as tensor_features
 from radiomics.volumes import PATCH, REAL_PATCH, Volume, ball, real, scan, smooth, volumes
 
 REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())
@@ -31,13 +29,6 @@ OPTIONS = {
     "label": "label",
 }
 VOLUMES = volumes()
-
-
-def of_tensors(image, mask, **options):
-    return tensor_features(torch.from_numpy(image), torch.from_numpy(mask), **options)
-
-
-WAYS = {"arrays": features, "tensors": of_tensors}
 
 
 def asked(volume: Volume):
@@ -64,20 +55,18 @@ def test_names():
     assert all(set(found) == set(NAMES) for found in REFERENCE.values())
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", VOLUMES)
-def test_pyradiomics(name, way):
+def test_pyradiomics(name):
     arrays, options = asked(VOLUMES[name])
-    found = WAYS[way](*arrays, **options)
+    found = features(*arrays, **options)
     assert tuple(found) == NAMES and all(type(v) is float for v in found.values())
     agree(found, REFERENCE[name])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_pyradiomics_on_real_cases(shared, way):
+def test_pyradiomics_on_real_cases(shared):
     for name, volume in real(shared).items():
         arrays, options = asked(volume)
-        agree(WAYS[way](*arrays, **options), REFERENCE[name])
+        agree(features(*arrays, **options), REFERENCE[name])
 
 
 def prepared_features(case, patch, modalities):
@@ -193,14 +182,13 @@ def test_turns_padding_labels_and_threads_change_nothing(order, signs, rim, thre
 CC359 = Settings(bin_width=0.15, bin_range=(-1.01, 10.81))  # paper C, appendix C
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_bins_of_a_whole_dataset(way):
+def test_bins_of_a_whole_dataset():
     """Levels by NumPy: those of the edges between the dataset's smallest and largest value."""
     noise, mask = 1 + 2 * smooth(np.random.default_rng(6), (12, 13, 14)), ball((12, 13, 14))
     assert noise.min() < -1.05 and noise.max() < 9
     edges = np.arange(-1.05, 10.81, 0.15)
     levels = np.clip(np.digitize(noise, edges), 1, len(edges))
-    found = WAYS[way](noise, mask, settings=CC359)
+    found = features(noise, mask, settings=CC359)
     # whole numbers in bins of width 1, with a voxel of level 1 so that levels keep their numbers
     expected = features(levels, mask, settings=Settings(bin_width=1))
     assert levels[mask > 0].min() == 1
@@ -210,10 +198,10 @@ def test_bins_of_a_whole_dataset(way):
     assert found["firstorder_Minimum"] == noise[mask > 0].min()
     # the level of a grey value does not depend on the image: without its darkest voxels, the others keep theirs
     bright = (mask * (noise > 0.65)).astype(np.uint8)
-    by_image = WAYS[way](noise, bright, settings=Settings(bin_width=0.15))["glcm_JointAverage"]
-    by_dataset = WAYS[way](noise, bright, settings=CC359)["glcm_JointAverage"]
+    by_image = features(noise, bright, settings=Settings(bin_width=0.15))["glcm_JointAverage"]
+    by_dataset = features(noise, bright, settings=CC359)["glcm_JointAverage"]
     assert by_dataset - by_image == pytest.approx(np.digitize(0.65, edges) - 1, abs=1e-9)
-    above = WAYS[way](noise + 100, mask, settings=CC359)  # everything in the last bin
+    above = features(noise + 100, mask, settings=CC359)  # everything in the last bin
     assert above["firstorder_Entropy"] == pytest.approx(0, abs=1e-12)
 
 
@@ -248,9 +236,8 @@ def test_types_of_numbers(dtype):
 
 def test_a_flat_region_has_no_skewness():
     """The mean of many times 0.1 is not 0.1: PyRadiomics gives such a region a kurtosis of 1."""
-    for way in WAYS.values():
-        found = way(np.full((7, 7, 7), 0.1), np.ones((7, 7, 7), np.uint8))
-        assert [found[f"firstorder_{n}"] for n in ("Skewness", "Kurtosis", "Variance", "Range")] == [0, 0, 0, 0]
+    found = features(np.full((7, 7, 7), 0.1), np.ones((7, 7, 7), np.uint8))
+    assert [found[f"firstorder_{n}"] for n in ("Skewness", "Kurtosis", "Variance", "Range")] == [0, 0, 0, 0]
 
 
 def exact_moments(values):
@@ -262,11 +249,10 @@ def exact_moments(values):
         return float(third / second ** Decimal("1.5")), float(fourth / second**2)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("offset", [0.0, 1e3, -1e5, 1e8, 1e10])
-def test_an_offset_does_not_blur_skewness(offset, way):
+def test_an_offset_does_not_blur_skewness(offset):
     image = np.random.default_rng(1).gamma(2.0, 10.0, (17, 19, 23)) + offset
-    found = WAYS[way](image, np.ones(image.shape, np.uint8), settings=Settings(bin_count=32))
+    found = features(image, np.ones(image.shape, np.uint8), settings=Settings(bin_count=32))
     skewness, kurtosis = exact_moments(image.ravel())
     assert found["firstorder_Skewness"] == pytest.approx(skewness, rel=1e-12)
     assert found["firstorder_Kurtosis"] == pytest.approx(kurtosis, rel=1e-12)
@@ -304,19 +290,17 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("what", BAD)
-def test_refused(what, way):
+def test_refused(what):
     image, mask, options, error, words = BAD[what]
     with pytest.raises(error, match=words):
-        WAYS[way](image, mask, settings=Settings(**options))
+        features(image, mask, settings=Settings(**options))
 
 
 @pytest.mark.parametrize("spacing", [(1, 1), (1, 1, 0), (1, 1, math.nan)])
 def test_refused_spacing(spacing):
-    for way in WAYS.values():
-        with pytest.raises(DataError, match="a positive size for each"):
-            way(CUBE, ALL, spacing=spacing)
+    with pytest.raises(DataError, match="a positive size for each"):
+        features(CUBE, ALL, spacing=spacing)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,7 @@
-"""The page of a run or a comparison, in a real browser; and the same while a run goes on."""
+"""The page of a run or a comparison, in a real browser; and that of a run that goes on."""
 
 import json
 import re
-import threading
-import urllib.request
-from http.client import HTTPConnection
-from urllib.error import HTTPError
 
 import pytest
 
@@ -13,7 +9,7 @@ from browser import browse
 from folders import cases, load, row, write
 from polysite.errors import RunError
 from polysite.metrics.measures import EmptyMaskPolicy
-from polysite.report import publish, watch
+from polysite.report import publish
 from polysite.report.page import Options, build
 
 LOOK = """
@@ -122,50 +118,12 @@ def test_absences_and_refusals_are_told(tmp_path):
     assert "Absent sites, refused replies, incidents" in text and "3 values are not finite (round 2)" in text
 
 
-@pytest.fixture
-def served(tmp_path):
-    """A run under way, and where it can be watched."""
+def test_the_page_of_a_run_reloads_until_the_run_ends(tmp_path):
     run = write(tmp_path / "run", cases())
     result = (run / "result.json").rename(tmp_path / "result.json")
-    addresses: list[str] = []
-    ready = threading.Event()
-
-    def say(address):
-        addresses.append(address)
-        ready.set()
-
-    threading.Thread(target=watch.serve, args=(run, 0, say), daemon=True).start()
-    assert ready.wait(10)
-    return run, result, addresses[0]
-
-
-def test_a_run_can_be_watched_while_it_goes_on(served):
-    run, result, address = served
-    text = urllib.request.urlopen(address).read().decode()
-    assert "round 3 of 30" in text and "Live: this page" in text and "What every hospital gets" not in text
-    before = urllib.request.urlopen(f"{address}state").read()
-    with (run / "rounds.jsonl").open("a") as file:
-        file.write((run / "rounds.jsonl").read_text().splitlines()[-1].replace('"round": 2', '"round": 3') + "\n")
-    assert urllib.request.urlopen(f"{address}state").read() != before
-    assert "round 4 of 30" in urllib.request.urlopen(address).read().decode()
+    page = publish.page(run / "index.html", load(run))
+    text, reload = page.read_text(), '<meta http-equiv="refresh" content="30">'
+    assert reload in text and "round 3 of 30" in text and "What every hospital gets" not in text
     result.rename(run / "result.json")
-    done = urllib.request.urlopen(address).read().decode()
-    assert "What every hospital gets" in done and "Live: this page" not in done
-
-
-def test_the_watch_answers_this_machine_alone(served):
-    _, _, address = served
-    port = int(address.rstrip("/").rpartition(":")[2])
-    for host, path, code in (("evil.example:80", "/", 403), ("127.0.0.1", "/etc/passwd", 404), ("", "/", 403)):
-        line = HTTPConnection("127.0.0.1", port, timeout=10)
-        line.putrequest("GET", path, skip_host=True)
-        if host:
-            line.putheader("Host", host)
-        line.endheaders()
-        assert line.getresponse().status == code
-    with pytest.raises(HTTPError, match="501"):
-        urllib.request.urlopen(urllib.request.Request(address, data=b"x", method="POST"))
-    with pytest.raises(RunError, match=rf"port {port} cannot be listened on"):
-        watch.serve(served[0], port)
-    with pytest.raises(RunError, match="not a run folder"):
-        watch.serve(served[0].parent, 0)
+    text = publish.page(page, load(run)).read_text()
+    assert reload not in text and "round 3 of 30" not in text and "What every hospital gets" in text

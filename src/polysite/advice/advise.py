@@ -20,7 +20,7 @@ from pathlib import Path
 
 import tomli_w
 
-from polysite import assessment, config, evidence, study, tuning
+from polysite import assessment, config, study, tuning
 from polysite.advice.contenders import REFERENCE, START, Contender, Family, contenders, ends_in_clusters, unselected
 from polysite.advice.decide import (
     Comparison,
@@ -50,7 +50,6 @@ from polysite.storage import write_file
 from polysite.tuning.search import same_settings
 
 MODELS = "models"  # folder of the models of the advised study
-SIMILAR = 2  # federations of the evidence bank that are shown
 RULES = 3  # version of how a budget is spent: an advice that began by other rules cannot be continued
 
 
@@ -108,8 +107,6 @@ def advise(
     _save(out / "study.toml", advised)
     for name, other in studies.items():
         _save(out / f"{file_of('study', name)}.toml", other)
-    nearest = evidence.similar(evidence.describe_study(base, dealt), SIMILAR + 1)
-    alike = tuple(match for match in nearest if not match.same)[:SIMILAR]
     delivered: dict[str, Delivered] = {}
     if left is not None:
         delivered = train(wanted, effort.members, out, parallel, step)
@@ -120,7 +117,7 @@ def advise(
     spent = None if left is None or trainings is None else trainings - left / unit
     advice = Advice(
         out, verdict, budget, words, tuple(listed), everything, tuple(compared), chosen, choices, mirror, final,
-        gain_of(gains), signed_rank(list(gains.values())), sites, advised, studies, effort.times, alike,
+        gain_of(gains), signed_rank(list(gains.values())), sites, advised, studies, effort.times,
         delivered.get(MODELS), others, spent,
     )  # fmt: skip
     write_file(out / "advice.json", lambda path: path.write_text(json.dumps(plain(advice), indent=1), encoding="utf-8"))

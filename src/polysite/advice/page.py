@@ -12,7 +12,6 @@ from polysite.advice.decide import Gain
 from polysite.advice.personal import Choice, alpha_of
 from polysite.advice.result import Advice, file_of, plain
 from polysite.advice.tables import against_given, by_hospital, costs, decision, hospitals, models, strategies, tested
-from polysite.evidence import show
 from polysite.report.drawing import unformatted
 from polysite.report.figure_files import Picture, draw
 from polysite.report.grid import Grid
@@ -21,7 +20,6 @@ from polysite.report.page import Section, layout
 
 BETTER, OTHER = "#1f5fa8", "#7b8794"
 MAX_ROWS = 40  # of a figure
-METHODS = 5  # of a similar federation
 
 
 def write(found: Advice) -> Path:
@@ -31,7 +29,6 @@ def write(found: Advice) -> Path:
         Section("strategies", "Strategies", _strategies(found)),
         Section("how", "How the decision was made", (_how(found),)),
         Section("costs", "Costs", (_untitled(costs(found)),)),
-        Section("similar", "What happened in similar federations", (*show.matches(found.alike, METHODS), show.GAIN)),
     ]
     page = layout(
         "Advice for these hospitals",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polysite import config, evidence
+from polysite import config
 from polysite.advice.contenders import REFERENCE, START, Contender
 from polysite.advice.decide import Comparison, Gain
 from polysite.advice.deliver import Delivered
@@ -40,7 +40,6 @@ class Advice:
     study: Study
     studies: Mapping[str, Study]  # those of exceptions, by strategy
     times: float  # rounds of the advised study, as a multiple of those that were compared
-    alike: tuple[evidence.Match, ...]  # the most similar federations of the evidence bank
     models: Delivered | None  # evaluated on the test cases; None if there are none
     others: Mapping[str, Delivered]  # models of strategies of exceptions
     spent: float | None  # whole trainings of FedAvg that all stages took; None without a budget

@@ -21,7 +21,7 @@ typer.core.HAS_RICH = False  # plain help: typer escapes brackets wherever rich 
 
 ORDER = (
     "demo", "data", "assess", "cost", "tune", "advise", "train", "evaluate", "ensemble", "predict", "compare", "report",
-    "watch", "serve-model", "bench", "evidence", "radiomics", "audit", "algorithms", "deploy", "site",
+    "serve-model", "bench", "radiomics", "audit", "algorithms", "deploy", "site",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Commands for finished runs: evaluate, compare, report, watch, serve-model."""
+"""Commands for finished runs: evaluate, compare, report, serve-model."""
 
 import json
 from dataclasses import replace
@@ -202,25 +202,6 @@ def report(
     shown = methods([read(run)])
     options = options_of(shown, None, empty, hd95, "two-sided", speeds, assessment, scans, figure, case)
     print(publish.page(out or run / "index.html", shown, options, files=True))
-
-
-@app.command()
-def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.")] = 8765,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    scans: Scans = True,
-) -> None:
-    """Serve the page of a run to this machine while it trains."""
-    from polysite.report.page import Options
-    from polysite.report.watch import serve
-
-    def ready(address: str) -> None:
-        say(f"Page of {run}: {address} (Ctrl-C to stop)")
-        if open_browser:
-            typer.launch(address)
-
-    serve(run, port, ready, Options(scans=scans))
 
 
 def options_of(

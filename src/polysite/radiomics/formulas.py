@@ -4,9 +4,9 @@ Haralick et al. 1973, Textural features for image classification (GLCM); Gallowa
 (GLSZM); Amadasun and King 1989 (NGTDM); Sun and Wee 1983 (GLDM); van Griethuysen et al. 2017, Computational radiomics
 system to decode the radiographic phenotype, Cancer Research 77 (all of them as implemented).
 
-The matrices come from a CPU or a GPU; the formulas are the same. Levels are counted from 1; row and column 0 of a
-matrix stand for voxels outside the mask. GLCM and GLRLM features are means over the directions in which the mask has
-pairs (GLCM) or lines of two or more voxels (GLRLM); without such a direction they are NaN, as in PyRadiomics.
+Levels are counted from 1; row and column 0 of a matrix stand for voxels outside the mask. GLCM and GLRLM features are
+means over the directions in which the mask has pairs (GLCM) or lines of two or more voxels (GLRLM); without such a
+direction they are NaN, as in PyRadiomics.
 
 If PyRadiomics' code differs from its documentation, this module follows the code:
 

@@ -1,4 +1,4 @@
-"""Progress of a search on standard error: a bar below a table of what is compared, or plain lines in a file."""
+"""Progress of what is counted, on standard error: a bar, below a table in a search, or plain lines in a file."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from polysite.report.tables import counting
+from polysite.report.plain_progress import PlainProgress
 
 MOST = 15  # rows of the table
 
@@ -51,7 +51,7 @@ class Board(Progress):
         running: Collection[str] | None = None,
         standings: Sequence[Standing] | None = None,
     ) -> None:
-        """Advance the bar, change its note, and show what runs and how the candidates stand, if that is given."""
+        """Advance the bar by ``done``, change its note, and show what runs and how the candidates stand, if given."""
         self._running = self._running if running is None else running
         self._standings = self._standings if standings is None else standings
         self.update(self._task, advance=done, note=note)
@@ -87,11 +87,15 @@ def standings_table(standings: Sequence[Standing], running: Collection[str]) -> 
 
 @contextmanager
 def board(what: str, total: int | None, quiet: bool) -> Iterator[Any]:
-    """Yield a ``Board`` on standard error; plain lines where that is no terminal."""
+    """Yield a ``Board`` on standard error, or a function that prints plain lines where that is no terminal."""
     console = Console(stderr=True)
     if quiet or console.is_terminal:
         with Board(what, total, console, quiet) as shown:
             yield shown
         return
-    with counting(what, total, quiet) as step:
-        yield step
+    lines = PlainProgress(console)
+    task = lines.add_task(what, total=total)
+    try:
+        yield lambda note, done=1, running=None, standings=None: lines.update(task, advance=done, note=note)
+    finally:
+        lines.stop()

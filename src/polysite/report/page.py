@@ -130,7 +130,7 @@ def layout(
     *,
     summary: Sequence[str] = (),
     remarks: Sequence[str] = (),
-    live: str = "",
+    live: bool = False,
     methods: Sequence[str] = (),
     reference: str = "",
 ) -> Page:
@@ -143,7 +143,7 @@ def layout(
         version: Version of polysite that made the results.
         summary: Paragraphs after the lead.
         remarks: Warnings before the sections.
-        live: State of the run folder; a page with one reloads when that state changes.
+        live: Reload the page now and then: its run goes on.
         methods: Names of the methods; of more than five, a reader can choose which are shown.
         reference: The method that is shown beside a single chosen one.
     """
@@ -163,9 +163,10 @@ def pictures(sections: Iterable[Section]) -> list[Picture]:
     return [replace(p, name=p.name or f"{where} {p.title}") for where, p in drawn]
 
 
-def build(title: str, methods: Sequence[Method], options: Options = Options(), lead: str = "", live: str = "") -> Page:
+def build(title: str, methods: Sequence[Method], options: Options = Options(), lead: str = "") -> Page:
     """Return the page of methods; without a lead, the summary of the results is the lead."""
-    if all(run.finished for m in methods for run in m.runs):
+    finished = all(run.finished for m in methods for run in m.runs)
+    if finished:
         comparison = options.compare(methods)
         sentences, sections = summary(comparison), list(_results(comparison, options))
         remarks = [*guarding.alarms(methods), *options.remarks, *comparison.remarks]
@@ -176,7 +177,7 @@ def build(title: str, methods: Sequence[Method], options: Options = Options(), l
     sections += [*_predicting(methods), *_training(methods, options), *_provenance(methods)]
     version = methods[0].first.versions["polysite"]
     first, rest = (lead, sentences) if lead else (" ".join(sentences), [])
-    shown: dict[str, Any] = {"summary": rest, "remarks": remarks, "live": live, "methods": names}
+    shown: dict[str, Any] = {"summary": rest, "remarks": remarks, "live": not finished, "methods": names}
     shown["reference"] = reference
     return layout(title, first, sections, version, **shown)
 

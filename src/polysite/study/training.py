@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from polysite import config, evidence, postprocessing
+from polysite import config, postprocessing
 from polysite.algorithms import name_of
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
@@ -137,9 +137,7 @@ def conducted(
     """Train the sites of a study into a run folder, from its beginning or from a checkpoint."""
     final = _evaluation(study, dealt, opened.sites, folder) if evaluate else None
     lines = (*opened.remarks, *_described(study, dealt))
-    run = conduct(study, lines, opened.phases, opened.start, folder, at, watch, final, until)
-    evidence.keep_run(study, title(study), dealt, opened.start, folder.records(), run.result)
-    return run
+    return conduct(study, lines, opened.phases, opened.start, folder, at, watch, final, until)
 
 
 def _remarks(study: Study, dealt: Mapping[str, SiteSplit]) -> list[str]:
