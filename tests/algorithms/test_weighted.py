@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from polysite import tree
+from polysite.algorithms.base import facts
 from polysite.algorithms.fedavg import FEDADAM, FedAvg
 from polysite.algorithms.fednova import FedNova
 from polysite.algorithms.fedper import FedPer
@@ -50,8 +51,8 @@ def test_a_sum_of_the_replies_is_enough():
 
 def test_it_needs_what_the_inner_algorithm_needs():
     inner = FedAvg(), FEDADAM, FedProx(), FedPer(), Scaffold(), FedNova(), Weighted(OMEGA), Weighted(OMEGA, Scaffold())
-    found = [Weighted(OMEGA, each).needs for each in inner]
-    assert found == [each.needs for each in inner] == ["sum"] * 4 + ["each"] * 2 + ["sum", "each"]
+    found = [facts(Weighted(OMEGA, each)).needs for each in inner]
+    assert found == [facts(each).needs for each in inner] == ["sum"] * 4 + ["each"] * 2 + ["sum", "each"]
 
 
 class Hidden:
@@ -97,4 +98,4 @@ def test_factors_do_not_change_what_is_served():
     state, sent, _ = exchange(algorithm)
     served = [list(algorithm.serve(sent[i], Payload(), sites()[i], ("x",))) for i in "ab"]
     assert same(served[0], served[1]) and same(served[0][0][0], state.model)
-    assert replace(algorithm, weights={}).needs == "sum"
+    assert facts(replace(algorithm, weights={})).needs == "sum"

@@ -46,10 +46,7 @@ class FedCostWAvg:
     alpha: float = 0.5
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "count", "cost": "cost"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     facts: ClassVar[Facts] = Facts(cost_split="validation", shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, alpha=(0, 1))
@@ -108,10 +105,7 @@ class FedPIDAvg:
     start: Literal["ones", "size"] = "ones"
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "count", "cost": "cost"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     facts: ClassVar[Facts] = Facts(cost_split="validation", shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, alpha=(TINY, INF), beta=(0, INF), gamma=(0, INF), window=(2, INF))
@@ -157,10 +151,7 @@ class TopK:
     keep: int = 3
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count", "cost": "cost"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     facts: ClassVar[Facts] = Facts(cost_split="validation", shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, keep=(1, INF))

@@ -15,7 +15,7 @@ their number. A round trains twice.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from polysite.algorithms.average import average, send_model
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
@@ -56,10 +56,7 @@ class Ditto:
     own_steps: int | None = None
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    facts: ClassVar[Facts] = Facts(only_fits=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(needs="sum", only_fits=True)
 
     def __post_init__(self) -> None:
         within(self, lam=(0, INF), lr=(TINY, INF), epochs=(1, INF), steps=(1, INF))

@@ -45,10 +45,7 @@ class FedNova:
 
     tau: Literal["measured", "sizes"] = "measured"
 
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     @property
     def reply(self) -> Mapping[str, Kind]:

@@ -5,7 +5,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from polysite.algorithms.average import average, send_model
 from polysite.algorithms.base import Facts, Kind
@@ -41,10 +41,7 @@ class FedPer:
     private: tuple[str, ...] = ("head.*",)
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    facts: ClassVar[Facts] = Facts(only_fits=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(needs="sum", only_fits=True)
 
     def __post_init__(self) -> None:
         refuse_nothing(self.private)

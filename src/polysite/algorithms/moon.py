@@ -11,7 +11,7 @@ have). In a site's first round z_p = z_g: the term is constant and the round equ
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from polysite.algorithms.average import average, send_model, serve_received
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
@@ -42,10 +42,7 @@ class Moon:
     temperature: float = 0.5
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(needs="sum", shared_model=True)
 
     def __post_init__(self) -> None:
         within(self, mu=(0, INF), temperature=(TINY, INF))

@@ -29,11 +29,11 @@ authors' rate of 0.005 goes 0.075 of this way.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from polysite import tree
 from polysite.algorithms.average import average, send_model, towards
-from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.payload import Payload, SiteId
 from polysite.site import Budget, Cases, Objective, Site, Tilt
 from polysite.tree import Tree
@@ -74,9 +74,7 @@ class PFedMe:
     beta: float = 1.0
     uniform: bool = True
 
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(needs="sum")
 
     def __post_init__(self) -> None:
         within(self, lam=(TINY, INF), lr=(TINY, INF), outer=(1, INF), inner_lr=(TINY, INF), inner=(1, INF))

@@ -13,7 +13,7 @@ same weight; q = 0 is FedAvg with uniform weights. The norms are large for a U-N
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from polysite import tree
 from polysite.algorithms.average import average, send_model, serve_received, towards
@@ -46,10 +46,7 @@ class QFedAvg:
     augmented: bool = False
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "one", "loss": "cost", "lr": "rate"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
-    facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = True
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(plain_sgd=True, shared_model=True)
 
     def __post_init__(self) -> None:
         within(self, q=(0, INF))

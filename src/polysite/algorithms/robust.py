@@ -7,7 +7,7 @@ price: honest hospitals that differ from most are treated like bad ones. Distanc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +41,7 @@ class Median:
     """
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
@@ -79,10 +76,7 @@ class TrimmedMean:
     beta: float = 0.25
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 0.5:
@@ -131,10 +125,7 @@ class Krum:
     keep: int = 1
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, f=(0, INF), keep=(1, INF))
@@ -189,10 +180,7 @@ class GeometricMedian:
     tolerance: float = 1e-6
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, iterations=(1, INF), smoothing=(TINY, 1), tolerance=(0, 1))
