@@ -178,7 +178,7 @@ def pack(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str] | None = Non
     file[:first] = len(text).to_bytes(8, "little") + text
     for name in names:
         a = arrays[name]
-        np.copyto(np.ndarray(a.shape, a.dtype, file, first + header[name]["data_offsets"][0]), a)
+        np.copyto(np.ndarray(a.shape, a.dtype.newbyteorder("<"), file, first + header[name]["data_offsets"][0]), a)
     return file
 
 

@@ -17,19 +17,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import average, send_model
+from polysite.algorithms.average import State, average, send_model
 from polysite.algorithms.base import Facts, Kind
 from polysite.algorithms.partial_models import layer
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
 from polysite.tree import Tree
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree  # without normalisation
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,14 @@ The anchor w is the received model and does not move during local training. mu =
 gradients: a mu of 0.1 already slows a U-Net down.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from polysite.algorithms.average import average, send_model, serve_received
+from polysite.algorithms.average import State, average, begin_model, send_model, serve_received
 from polysite.algorithms.base import INF, Facts, Kind, within
 from polysite.payload import Payload, SiteId
 from polysite.site import Objective, Site, Tilt
-from polysite.tree import Tree
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree
 
 
 @dataclass(frozen=True)
@@ -46,9 +38,7 @@ class FedProx:
         """Facts that other modules act on."""
         return Facts(needs="sum", pull=self.mu, shared_model=True, only_fits=True)
 
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params)
-
+    init = begin_model
     send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:

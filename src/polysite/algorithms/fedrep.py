@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from polysite.algorithms.average import average, send_model
+from polysite.algorithms.average import State, average, send_model
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.algorithms.partial_models import parted, refuse_nothing, shared, whole
 from polysite.errors import ConfigError
@@ -23,13 +23,6 @@ from polysite.site import Budget, Cases, Site
 from polysite.tree import Tree
 
 HEAD_EPOCHS = 10  # as in the paper
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree  # body
 
 
 @dataclass(frozen=True)

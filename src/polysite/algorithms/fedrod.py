@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import average, send_model
+from polysite.algorithms.average import State, average, send_model
 from polysite.algorithms.base import INF, Facts, Kind, within
 from polysite.algorithms.partial_models import refuse_unknown
 from polysite.payload import Payload, SiteId
@@ -31,13 +31,6 @@ from polysite.site import Balanced, Cases, Objective, Site
 from polysite.tree import Tree
 
 HEAD = ("head.*",)
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree  # body and generic head
 
 
 @dataclass(frozen=True)

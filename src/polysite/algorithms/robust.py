@@ -13,19 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polysite import tree
-from polysite.algorithms.average import send_model, serve_received
+from polysite.algorithms.average import State, begin_model, send_model, serve_received
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId, mean
 from polysite.site import Site
 from polysite.tree import Tree
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree
 
 
 @dataclass(frozen=True)
@@ -43,9 +36,7 @@ class Median:
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
     facts: ClassVar[Facts] = Facts(shared_model=True)
 
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params)
-
+    init = begin_model
     send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
@@ -185,9 +176,7 @@ class GeometricMedian:
     def __post_init__(self) -> None:
         within(self, iterations=(1, INF), smoothing=(TINY, 1), tolerance=(0, 1))
 
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params)
-
+    init = begin_model
     send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
