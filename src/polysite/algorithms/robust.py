@@ -7,7 +7,7 @@ price: honest hospitals that differ from most are treated like bad ones. Distanc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,11 @@ from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId, mean
 from polysite.site import Site
 from polysite.tree import Tree
+
+
+def _local(algorithm: Any, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+    """Train the received model: a method ``local`` that leaves all sites the same weight."""
+    return Payload(model=site.fit(got["model"]).params), memory
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,7 @@ class Median:
 
     init = begin_model
     send = send_model
-
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return Payload(model=site.fit(got["model"]).params), memory
+    local = _local
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(_median(replies))
@@ -82,9 +85,7 @@ class TrimmedMean:
         return State(params)
 
     send = send_model
-
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return Payload(model=site.fit(got["model"]).params), memory
+    local = _local
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(tree.trimmed_mean([replies[i]["model"] for i in sorted(replies)], self._cut(len(replies))))
@@ -134,9 +135,7 @@ class Krum:
         return State(params)
 
     send = send_model
-
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return Payload(model=site.fit(got["model"]).params), memory
+    local = _local
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         if len(replies) < 2 * self.f + 3:
