@@ -1,4 +1,4 @@
-"""Readers of NRRD, MetaImage, DICOM, HDF5, NPY, NPZ, GIF and PPM: images, geometry, a sentence for files that are refused."""
+"""Readers of NRRD, MetaImage, DICOM, HDF5, NPY, NPZ, GIF and PPM: images, geometry, sentences for refused files."""
 
 import gzip
 import subprocess
