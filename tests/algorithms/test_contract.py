@@ -10,12 +10,11 @@ from polysite.algorithms import ALGORITHMS, name_of
 from polysite.algorithms.base import facts, serving_payloads
 from polysite.engines import checkpoint
 from polysite.engines.plan import Plan
-from polysite.engines.reply_checks import screen
 from polysite.engines.rounds import Progress, run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.payload import Payload
-from table import CASES, START, arrays, every, same, sites
+from table import CASES, START, arrays, every, same, screen, sites
 
 MEANS_OF_THEIR_OWN = ("averaged", "clustered", "weighted", "top_k", "geometric_median", "robust")  # not by n_k or 1/K
 

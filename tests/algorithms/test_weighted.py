@@ -14,13 +14,12 @@ from polysite.algorithms.fedprox import FedProx
 from polysite.algorithms.scaffold import Scaffold
 from polysite.algorithms.weighted import Weighted
 from polysite.engines.plan import Plan
-from polysite.engines.reply_checks import screen
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.engines.site_turn import check_steps
 from polysite.errors import ConfigError
 from polysite.payload import Payload
-from table import START, same, sites
+from table import START, same, screen, sites
 
 OMEGA = {"b": 0.3, "d": 2.0}
 
