@@ -41,6 +41,7 @@ from polysite.algorithms.server_optimisers import Adagrad, Adam, Sgd, Yogi
 from polysite.algorithms.superfed import SuPerFed
 from polysite.algorithms.weighted import Weighted
 from polysite.engines import checkpoint
+from polysite.engines.reply_checks import judge, look
 from polysite.payload import Payload
 from quadratic import Quadratic
 
@@ -161,6 +162,11 @@ def same(x, y):
     """Equal to the last bit, whatever the nesting: compared through the disk codec's own view of a value."""
     left, right = {}, {}
     return checkpoint._flatten(x, "", left) == checkpoint._flatten(y, "", right) and Payload(v=left) == Payload(v=right)
+
+
+def screen(expected, params, sent, replies):
+    """The sites whose reply is refused, with the reason."""
+    return judge(params, sent, {i: look(expected, params, sent.get(i), replies[i]) for i in sorted(replies)})
 
 
 every = pytest.mark.parametrize("algorithm", CASES.values(), ids=CASES.keys())

@@ -44,7 +44,7 @@ from polysite.training.settings import Train
 T = TypeVar("T")
 # what a class from outside of polysite must have
 CONTRACTS = {
-    "algorithms": ("init", "send", "local", "merge", "serve", "reply", "needs", "plain_sgd", "strangers"),
+    "algorithms": ("init", "send", "local", "merge", "serve", "reply"),
     "models": ("build", "task", "divisor"),
 }
 MAX_PHASES = 100  # after the first; each is built and checked as a study of its own

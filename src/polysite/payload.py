@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,7 @@ import numpy as np
 from polysite import tree
 from polysite.buffers import Buffer, room
 from polysite.errors import PayloadError
+from polysite.foreign import parse_json
 
 SiteId = str
 
@@ -114,6 +116,9 @@ class Limits:
     dimensions: int = 8
 
 
+STORED = Limits(1 << 62, 100 << 20, 1 << 62, 64)  # of a file on one's own disk; safetensors has no longer headers
+
+
 def plain(x: Any) -> np.ndarray:
     """Return a contiguous, little-endian NumPy array of a leaf on any device."""
     a = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
@@ -130,19 +135,38 @@ def encode(p: Payload) -> memoryview:
         order.append([field, None if number else list(value)])
         leaves = {field: np.float64(value)} if number else {f"{field}/{k}": x for k, x in value.items()}
         arrays.update({k: plain(x) for k, x in leaves.items()})
-    for name, array in arrays.items():
-        if array.dtype.name not in TYPES.values():
-            raise PayloadError(
-                f"array {name!r} of type {array.dtype} cannot be encoded; use one of {', '.join(TYPES.values())}"
-            )
-    return _file({"payload": json.dumps(order)}, arrays)
+    return pack(arrays, {"payload": json.dumps(order)})
 
 
-def _file(metadata: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> memoryview:
-    """Return a safetensors file: the length of the header, the header in JSON, the arrays."""
-    types = {name: _type_name(a) for name, a in arrays.items()}
+def decode(b: Buffer, limits: Limits = Limits()) -> Payload:
+    """Return the payload in these bytes; raise PayloadError if they are not exactly one payload.
+
+    The arrays of a ``memoryview`` are views of it, so it must not be changed afterwards; ``bytes`` are copied.
+    """
+    texts, arrays = unpack(b, limits)
+    try:
+        index = [
+            (str(f), None if names is None else [str(k) for k in names]) for f, names in parse_json(texts["payload"])
+        ]
+    except (ValueError, KeyError, TypeError) as problem:
+        raise PayloadError(f"the payload's header cannot be read: {type(problem).__name__}: {problem}") from problem
+    if not all(f.isidentifier() for f, _ in index) or len({f for f, _ in index}) < len(index):
+        raise PayloadError("the payload's field names are not distinct plain names")
+    try:
+        fields = {f: float(arrays.pop(f)) if names is None else {k: arrays.pop(f"{f}/{k}") for k in names}
+                  for f, names in index}  # fmt: skip
+    except (KeyError, TypeError, ValueError) as problem:
+        raise PayloadError(f"the payload is damaged: {problem}") from problem
+    if arrays:
+        raise PayloadError(f"the payload holds {len(arrays)} arrays that its index does not name")
+    return Payload(**fields)
+
+
+def pack(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str] | None = None) -> memoryview:
+    """Return a safetensors file: the length of the header, the header in JSON with the texts, the arrays."""
+    types = {name: _type_name(name, a) for name, a in arrays.items()}
     names = sorted(arrays, key=lambda name: (FILE_ORDER.index(types[name]), name))
-    header: dict[str, Any] = {"__metadata__": metadata}
+    header: dict[str, Any] = {} if texts is None else {"__metadata__": texts}
     end = 0
     for name in names:
         start, end = end, end + arrays[name].nbytes
@@ -154,34 +178,52 @@ def _file(metadata: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> memo
     file[:first] = len(text).to_bytes(8, "little") + text
     for name in names:
         a = arrays[name]
-        np.copyto(np.ndarray(a.shape, a.dtype, file, first + header[name]["data_offsets"][0]), a)
+        np.copyto(np.ndarray(a.shape, a.dtype.newbyteorder("<"), file, first + header[name]["data_offsets"][0]), a)
     return file
 
 
-def _type_name(a: np.ndarray) -> str:
-    return "BOOL" if a.dtype.kind == "b" else f"{a.dtype.kind.upper()}{8 * a.dtype.itemsize}"
+def _type_name(name: str, a: np.ndarray) -> str:
+    found = next((ours for ours, theirs in TYPES.items() if theirs == a.dtype.name), None)
+    if found is None:
+        raise PayloadError(
+            f"array {name!r} of type {a.dtype} cannot be encoded; use one of {', '.join(TYPES.values())}"
+        )
+    return found
 
 
-def decode(b: Buffer, limits: Limits = Limits()) -> Payload:
-    """Return the payload in these bytes; raise PayloadError if they are not exactly one payload.
+def unpack(b: Buffer, limits: Limits) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Return the texts in the header of a safetensors file, and its arrays; raise PayloadError if it is damaged.
 
-    The arrays of a ``memoryview`` are views of it, so it must not be changed afterwards; ``bytes`` are copied.
+    Every limit is checked before anything is allocated. Arrays are views of a ``memoryview``; ``bytes`` are copied.
     """
-    order, entries, first = _checked_header(b, limits)
+    if len(b) > limits.nbytes:
+        raise PayloadError(f"the payload has {len(b)} bytes, more than the {limits.nbytes} accepted here")
+    length = int.from_bytes(b[:8], "little")
+    if len(b) < 8 or length > len(b) - 8 or length > limits.header:
+        raise PayloadError(f"the payload announces a header of {length} bytes in {len(b)} bytes of data")
+    first = 8 + length
+    try:
+        entries = parse_json(str(b[8:first], "utf-8"))
+        texts = dict(entries.pop("__metadata__", {}))
+        for name, entry in entries.items():
+            name.encode()  # half of a surrogate pair, which JSON can escape, could not be written again
+            if entry["dtype"] not in TYPES:
+                raise PayloadError(f"array {name!r} has type {entry['dtype']!r}; accepted: {', '.join(TYPES)}")
+            if len(entry["shape"]) > limits.dimensions:
+                raise PayloadError(f"array {name!r} has {len(entry['shape'])} dimensions")
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise PayloadError(f"the payload's header cannot be read: {type(problem).__name__}: {problem}") from problem
+    if len(entries) > limits.arrays:
+        raise PayloadError(f"the payload holds {len(entries)} arrays, more than the {limits.arrays} accepted here")
     try:
         _check_places(entries, len(b) - first)
         if isinstance(b, bytes):
             whole = room(len(b))
             whole[:] = b
             b = whole
-        arrays = {name: _array(b, first, entry) for name, entry in entries.items()}
-        fields = {f: float(arrays.pop(f)) if names is None else {k: arrays.pop(f"{f}/{k}") for k in names}
-                  for f, names in order}  # fmt: skip
+        return texts, {name: _array(b, first, entry) for name, entry in entries.items()}
     except (KeyError, TypeError, ValueError) as problem:
         raise PayloadError(f"the payload is damaged: {problem}") from problem
-    if arrays:
-        raise PayloadError(f"the payload holds {len(arrays)} arrays that its index does not name")
-    return Payload(**fields)
 
 
 def _check_places(entries: Mapping[str, Any], size: int) -> None:
@@ -212,31 +254,9 @@ def _array(b: memoryview, first: int, entry: Mapping[str, Any]) -> np.ndarray:
     return a if a.flags.aligned else a.copy()
 
 
-def _checked_header(b: Buffer, limits: Limits) -> tuple[list[tuple[str, list[str] | None]], dict[str, Any], int]:
-    """Check every limit before anything is allocated; return the index of the fields, the entries of the arrays and
-    where the arrays begin."""
-    if len(b) > limits.nbytes:
-        raise PayloadError(f"the payload has {len(b)} bytes, more than the {limits.nbytes} accepted here")
-    length = int.from_bytes(b[:8], "little")
-    if len(b) < 8 or length > len(b) - 8 or length > limits.header:
-        raise PayloadError(f"the payload announces a header of {length} bytes in {len(b)} bytes of data")
-    try:
-        header = json.loads(str(b[8 : 8 + length], "utf-8"))
-        order = json.loads(header.pop("__metadata__")["payload"])
-        for name, entry in header.items():
-            name.encode()  # half of a surrogate pair, which JSON can escape, could not be written again
-            if entry["dtype"] not in TYPES:
-                raise PayloadError(f"array {name!r} has type {entry['dtype']!r}; accepted: {', '.join(TYPES)}")
-            if len(entry["shape"]) > limits.dimensions:
-                raise PayloadError(f"array {name!r} has {len(entry['shape'])} dimensions")
-        index = [(str(f), None if names is None else [str(k) for k in names]) for f, names in order]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-        raise PayloadError(f"the payload's header cannot be read: {type(problem).__name__}: {problem}") from problem
-    if len(header) > limits.arrays:
-        raise PayloadError(f"the payload holds {len(header)} arrays, more than the {limits.arrays} accepted here")
-    if not all(f.isidentifier() for f, _ in index) or len({f for f, _ in index}) < len(index):
-        raise PayloadError("the payload's field names are not distinct plain names")
-    return index, header, 8 + length
+def mapped(path: Path) -> memoryview:
+    """Map a file into memory; what is written there (torch demands writable memory) changes no file."""
+    return memoryview(np.memmap(path, np.uint8, "c"))
 
 
 def _same(x: Any, y: Any) -> bool:

@@ -16,6 +16,7 @@ from tempfile import gettempdir
 from typing import Any
 
 from polysite import config, machine
+from polysite.algorithms.base import facts
 from polysite.config import Study
 from polysite.costs.rehearsal import Effort, rehearse
 from polysite.engines.memory_store import SHARE
@@ -186,7 +187,7 @@ def _rehearsed(phase: Study, params: Tree, train: Mapping[str, int]) -> Exchange
     except Exception:  # a user's algorithm may ask a site for what a stand-in lacks; the run itself reports mistakes
         return Exchanged()
     up = max((sum(load.up for load in each.values()) for each in loads), default=0)
-    return replace(found, replies=up if phase.algorithm.needs == "each" else 0)
+    return replace(found, replies=up if facts(phase.algorithm).needs == "each" else 0)
 
 
 def tree_bytes(value: Any, elements: Mapping[str, int], key: str = "") -> int:

@@ -14,8 +14,6 @@ from secrets import token_hex
 from shutil import copyfile, rmtree
 from typing import Any
 
-import safetensors
-
 from polysite.errors import RunError
 from polysite.locks import held
 
@@ -52,7 +50,7 @@ def write_file(path: Path, fill: Callable[[Path], Any], *, sync: bool = True) ->
         draft.replace(path)
         if sync:
             _sync(path.parent)
-    except (OSError, safetensors.SafetensorError) as problem:
+    except OSError as problem:
         draft.unlink(missing_ok=True)
         raise RunError(f"{path} could not be written: {problem}; what was there before is untouched") from problem
     except BaseException:

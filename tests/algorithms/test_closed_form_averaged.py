@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from polysite.algorithms.averaged import Averaged
-from polysite.algorithms.base import serving_payloads
+from polysite.algorithms.base import facts, serving_payloads
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.ditto import Ditto
 from polysite.algorithms.fedavg import FedAvg
@@ -90,7 +90,7 @@ def test_combinators_serve_the_average_of_what_is_inside():
 
 def test_it_needs_what_the_inner_algorithm_needs_and_refuses_those_without_a_shared_model():
     inner = FedAvg(), FedAvg(server=Adam()), Weighted({}), Scaffold(), FedExP()
-    assert [Averaged(inner=each).needs for each in inner] == ["sum"] * 3 + ["each"] * 2
+    assert [facts(Averaged(inner=each)).needs for each in inner] == ["sum"] * 3 + ["each"] * 2
     for own in (Ditto(), Clustered({"x": ("s0",)}), Weighted({}, Clustered({"x": ("s0",)}))):
         with pytest.raises(ConfigError, match="has no single model that all sites use"):
             Averaged(inner=own)

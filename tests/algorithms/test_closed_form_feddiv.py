@@ -15,13 +15,12 @@ from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.feddiv import FedDiv
 from polysite.costs.rehearsal import traffic
 from polysite.engines.plan import Plan
-from polysite.engines.reply_checks import screen
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.payload import Payload
 from quadratic import Quadratic
-from table import arrays, same
+from table import arrays, same, screen
 
 ZERO, ONE, HEAD = "encoder.class0.w", "encoder.class1.w", "head.w"
 START = {ZERO: np.array([2.0]), ONE: np.array([1.5]), HEAD: np.array([0.5])}

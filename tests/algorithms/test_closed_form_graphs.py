@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polysite import tree
+from polysite.algorithms.base import facts
 from polysite.algorithms.cfl import Cfl
 from polysite.algorithms.fedamp import FedAMP
 from polysite.algorithms.fedavg import FedAvg
@@ -130,7 +131,7 @@ def test_ifca_with_gradients_steps_by_the_share_of_a_cluster(uniform):
     assert centres(one.state) == pytest.approx([-0.5 - ETA * pulls[0], 1.5 - ETA * pulls[1]], abs=1e-12)
     end, _ = play(algorithm, bed(), 700, state=two_centres())
     assert centres(end.state) == pytest.approx([np.average(B[g], weights=(p * A)[g]) for g in groups], abs=1e-9)
-    assert algorithm.plain_sgd and not Ifca().plain_sgd
+    assert facts(algorithm).plain_sgd and not facts(Ifca()).plain_sgd
     assert all(f.steps == 1 for reply in one.replies.values() for f in reply.fits)
 
 

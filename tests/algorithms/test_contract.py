@@ -7,15 +7,14 @@ import pytest
 
 from polysite import tree
 from polysite.algorithms import ALGORITHMS, name_of
-from polysite.algorithms.base import serving_payloads
+from polysite.algorithms.base import facts, serving_payloads
 from polysite.engines import checkpoint
 from polysite.engines.plan import Plan
-from polysite.engines.reply_checks import screen
 from polysite.engines.rounds import Progress, run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.payload import Payload
-from table import CASES, START, arrays, every, same, sites
+from table import CASES, START, arrays, every, same, screen, sites
 
 MEANS_OF_THEIR_OWN = ("averaged", "clustered", "weighted", "top_k", "geometric_median", "robust")  # not by n_k or 1/K
 
@@ -133,7 +132,7 @@ def combined(replies):
     return Payload(model=tree.mean([p["model"] for p in replies.values()], weights), weight=sum(weights))
 
 
-@pytest.mark.parametrize("name", [n for n, a in CASES.items() if a.needs == "sum" and "model" in a.reply])
+@pytest.mark.parametrize("name", [n for n, a in CASES.items() if facts(a).needs == "sum" and "model" in a.reply])
 def test_needs_sum_means_that_the_weighted_sum_of_the_replies_is_enough(name):
     algorithm, s = CASES[name], sites()
     state = algorithm.init(START, sorted(s))
@@ -147,8 +146,8 @@ def test_needs_sum_means_that_the_weighted_sum_of_the_replies_is_enough(name):
 
 def test_algorithms_that_need_each_reply():
     """The others need no model of a site (fine-tuning, local training), or their weighted sum."""
-    each = {name_of(a) for a in CASES.values() if a.needs == "each"}
-    summed = {name_of(a) for a in CASES.values() if a.needs == "sum"}
+    each = {name_of(a) for a in CASES.values() if facts(a).needs == "each"}
+    summed = {name_of(a) for a in CASES.values() if facts(a).needs == "sum"}
     assert summed & each == {"averaged", "weighted", "cfft"}  # what their inner algorithm needs; cfft with ``together``
     assert summed | each == set(ALGORITHMS)
     assert each == {
@@ -176,7 +175,7 @@ def test_a_site_may_drop_out(algorithm):
 def test_a_site_never_seen_can_be_served(algorithm):
     state, _ = simulate(algorithm, 3)
     if hasattr(state, "groups"):  # no group's model is its own
-        assert not algorithm.strangers
+        assert not facts(algorithm).strangers
         with pytest.raises(ConfigError, match="'stranger' is in none of the groups 'north', 'south', so it has no"):
             algorithm.send(state, ["a", "stranger"])
         return

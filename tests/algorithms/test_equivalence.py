@@ -7,6 +7,7 @@ from scipy import optimize, stats
 from scipy.spatial import distance
 
 from polysite import tree
+from polysite.algorithms.base import facts
 from polysite.algorithms.cfl import Cfl
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.cost_weighted import FedCostWAvg, FedPIDAvg, TopK
@@ -271,8 +272,8 @@ def test_factors_go_around_groups_or_into_them(share):
 def test_what_clusters_ask_of_a_server_is_what_the_inner_algorithm_does():
     for inner in (FedAvg(), FedAvg(uniform=True), Scaffold(), Median(), QFedAvg(), Weighted({"a": 0.3})):
         around = Clustered({"all": tuple("abcd")}, inner)
-        assert (around.reply, around.plain_sgd) == (inner.reply, inner.plain_sgd)
-        assert around.needs == "each"  # a sum over all sites would mix the groups
+        assert (around.reply, facts(around).plain_sgd) == (inner.reply, facts(inner).plain_sgd)
+        assert facts(around).needs == "each"  # a sum over all sites would mix the groups
 
 
 def test_fednova_with_unequal_steps_is_not_fedavg():

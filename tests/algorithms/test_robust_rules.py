@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from polysite.algorithms.base import facts
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.fedprox import FedProx
@@ -74,7 +75,7 @@ def test_what_has_no_mean_is_refused():
     for inner in (Local(), Ifca(), Clustered({"one": ("a",)})):
         with pytest.raises(ConfigError, match="no mean over all sites that a robust rule could replace"):
             Robust(inner=inner)
-    assert Clustered({"one": ("a", "b", "c", "d")}, Robust("median")).needs == "each"
+    assert facts(Clustered({"one": ("a", "b", "c", "d")}, Robust("median"))).needs == "each"
     for wrong, sites, words in (
         (Robust("krum", f=2), "abcd", "2 bad sites among 7"),
         (Robust("krum", f=0, keep=5), "abc", "cannot keep 5"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from polysite import tree
+from polysite.algorithms.base import facts
 from polysite.algorithms.fedavg import FEDADAM, FedAvg
 from polysite.algorithms.fednova import FedNova
 from polysite.algorithms.fedper import FedPer
@@ -13,13 +14,12 @@ from polysite.algorithms.fedprox import FedProx
 from polysite.algorithms.scaffold import Scaffold
 from polysite.algorithms.weighted import Weighted
 from polysite.engines.plan import Plan
-from polysite.engines.reply_checks import screen
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.engines.site_turn import check_steps
 from polysite.errors import ConfigError
 from polysite.payload import Payload
-from table import START, same, sites
+from table import START, same, screen, sites
 
 OMEGA = {"b": 0.3, "d": 2.0}
 
@@ -50,8 +50,8 @@ def test_a_sum_of_the_replies_is_enough():
 
 def test_it_needs_what_the_inner_algorithm_needs():
     inner = FedAvg(), FEDADAM, FedProx(), FedPer(), Scaffold(), FedNova(), Weighted(OMEGA), Weighted(OMEGA, Scaffold())
-    found = [Weighted(OMEGA, each).needs for each in inner]
-    assert found == [each.needs for each in inner] == ["sum"] * 4 + ["each"] * 2 + ["sum", "each"]
+    found = [facts(Weighted(OMEGA, each)).needs for each in inner]
+    assert found == [facts(each).needs for each in inner] == ["sum"] * 4 + ["each"] * 2 + ["sum", "each"]
 
 
 class Hidden:
@@ -97,4 +97,4 @@ def test_factors_do_not_change_what_is_served():
     state, sent, _ = exchange(algorithm)
     served = [list(algorithm.serve(sent[i], Payload(), sites()[i], ("x",))) for i in "ab"]
     assert same(served[0], served[1]) and same(served[0][0][0], state.model)
-    assert replace(algorithm, weights={}).needs == "sum"
+    assert facts(replace(algorithm, weights={})).needs == "sum"

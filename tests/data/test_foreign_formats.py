@@ -1,4 +1,4 @@
-"""Readers of NRRD, DICOM, HDF5, NPY, NPZ, GIF and PPM: images, geometry, a sentence for files that are refused."""
+"""Readers of NRRD, MetaImage, DICOM, HDF5, NPY, NPZ, GIF and PPM: images, geometry, sentences for refused files."""
 
 import gzip
 import subprocess
@@ -45,16 +45,16 @@ def same_places(found, image):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("name", ["a.nrrd", "a.nhdr"])
+@pytest.mark.parametrize("name", ["a.nrrd", "a.nhdr", "a.mha", "a.mhd"])
 @pytest.mark.parametrize("dtype", ["int16", "uint8", "float32", "float64"])
-def test_nrrd_is_read_as_simpleitk_reads_it(tmp_path, name, packed, dtype):
+def test_nrrd_and_metaimage_are_read_as_simpleitk_reads_them(tmp_path, name, packed, dtype):
     image = itk_image(dtype)
     SimpleITK.WriteImage(image, str(tmp_path / name), useCompression=packed)
     found = read(tmp_path / name)
     assert (found.array == VOLUME.astype(dtype)).all() and found.spacing == pytest.approx((0.5, 0.7, 2.5))
     assert found.unit == "mm" and found.array.dtype == dtype
     same_places(found, image)
-    assert len(files_of(tmp_path / name)) == (2 if name == "a.nhdr" else 1)
+    assert len(files_of(tmp_path / name)) == (2 if name in ("a.nhdr", "a.mhd") else 1)
     assert all(f.is_file() for f in files_of(tmp_path / name))
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-import SimpleITK
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image as Pillow
@@ -53,24 +52,6 @@ def test_scaling_channels_and_lone_axes(tmp_path):
     assert (read(nifti(tmp_path / "vector.nii.gz", many[:, :, :, None])).array == many).all()
     flat = read(nifti(tmp_path / "flat.nii.gz", many[..., 0, 0]))
     assert flat.dims == 2 and flat.spacing == pytest.approx((2.0, 1.5))
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("name", ["a.mha", "a.mhd"])
-@pytest.mark.parametrize("dtype", ["int16", "uint8", "float32"])
-def test_metaimage_is_read_as_simpleitk_reads_it(tmp_path, name, packed, dtype):
-    array = np.random.default_rng(0).integers(0, 99, (4, 5, 6)).astype(dtype)  # z, y, x
-    image = SimpleITK.GetImageFromArray(array)
-    image.SetSpacing((0.5, 0.7, 2.5))
-    image.SetOrigin((-10.0, 20.0, 30.0))
-    turn = np.deg2rad(20)
-    image.SetDirection((np.cos(turn), -np.sin(turn), 0, np.sin(turn), np.cos(turn), 0, 0, 0, 1))
-    SimpleITK.WriteImage(image, str(tmp_path / name), useCompression=packed)
-    found = read(tmp_path / name)
-    assert (found.array == array.transpose(2, 1, 0)).all() and found.spacing == pytest.approx((0.5, 0.7, 2.5))
-    for index in ((0, 0, 0), (3, 1, 2)):
-        left, back, up = image.TransformIndexToPhysicalPoint(index)
-        assert found.affine @ [*index, 1] == pytest.approx([-left, -back, up, 1])
 
 
 @pytest.mark.parametrize(

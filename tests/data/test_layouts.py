@@ -1,8 +1,10 @@
 """Datasets as they are downloaded, built small and scanned."""
 
 import json
+import re
 import shutil
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import h5py
@@ -42,6 +44,17 @@ def picture(file, *values, colour=False):
     Image.fromarray(array).save(file)
 
 
+def put(root, *files):
+    """Write images below a folder: ``a/{b,c}.nii.gz=1 2`` are two volumes that hold 1 and 2; ``.jpg`` has colours."""
+    for file in files:
+        names, _, values = file.partition("=")
+        parts = [re.split(",", part) for part in re.split(r"[{}]", names)]  # alternately plain text and choices
+        parts[::2] = [[",".join(part)] for part in parts[::2]]
+        for chosen in product(*parts):
+            path, held = root / "".join(chosen), map(int, values.split())
+            volume(path, *held) if ".nii" in path.name else picture(path, *held, colour=path.suffix == ".jpg")
+
+
 def table(file, *lines):
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(lines) + "\n")
@@ -78,26 +91,16 @@ def brats17(root):
 
 
 def kits19(root):
-    for number in range(3):
-        volume(root / f"data/case_0000{number}/imaging.nii.gz")
-        volume(root / f"data/case_0000{number}/segmentation.nii.gz", 1, 2)
-    volume(root / "data/case_00210/imaging.nii.gz")  # a test case: no truth
-    volume(root / "predictions/segmentation.nii.gz")
-    volume(root / "data/case_00299/thumbnail.nii.gz")
-    table(
-        root / "thresholded_sites.csv",
-        "case_ids,site_ids,train_test_split,train_test_split_silo",
-        "case_00000,0,train,train_0",
-        "case_00001,0,test,test_0",
-        "case_00002,1,train,train_1",
-    )
+    put(root, "data/case_0000{0,1,2}/imaging.nii.gz", "data/case_0000{0,1,2}/segmentation.nii.gz=1 2")
+    put(root, "data/case_00210/imaging.nii.gz")  # a test case: no truth
+    put(root, "predictions/segmentation.nii.gz", "data/case_00299/thumbnail.nii.gz")
+    rows = "case_00000,0,train,train_0", "case_00001,0,test,test_0", "case_00002,1,train,train_1"
+    table(root / "thresholded_sites.csv", "case_ids,site_ids,train_test_split,train_test_split_silo", *rows)
 
 
 def kits23(root):
-    for number in range(2):
-        volume(root / f"case_0000{number}/imaging.nii.gz")
-        volume(root / f"case_0000{number}/segmentation.nii.gz", 1, 2, 3 * number)
-        volume(root / f"case_0000{number}/instances/kidney_instance-1_annotation-1.nii.gz", 1)
+    put(root, "case_0000{0,1}/imaging.nii.gz", "case_0000{0,1}/instances/kidney_instance-1_annotation-1.nii.gz=1")
+    put(root, "case_00000/segmentation.nii.gz=1 2", "case_00001/segmentation.nii.gz=1 2 3")
 
 
 def decathlon(root):
@@ -146,10 +149,7 @@ def nnunet_first(root):
 
 
 def nnunet_bare(root):
-    for case in ("a", "b"):
-        for channel in range(2):
-            volume(root / f"imagesTr/{case}_000{channel}.nii.gz")
-        volume(root / f"labelsTr/{case}.nii.gz", 3)
+    put(root, "imagesTr/{a,b}_000{0,1}.nii.gz", "labelsTr/{a,b}.nii.gz=3")
 
 
 def nnunet_photographs(root):
@@ -230,66 +230,45 @@ def bids_derivative(root):
 
 
 def prostate(root):
-    for site, end in (("BIDMC", "segmentation"), ("HK", "Segmentation"), ("RUNMC", "segmentation")):
-        for number in range(2):
-            volume(root / site / f"Case0{number}.nii.gz")
-            volume(root / site / f"Case0{number}_{end}.nii.gz", 1)
+    put(root, "{BIDMC,HK,RUNMC}/Case0{0,1}.nii.gz", "HK/Case0{0,1}_Segmentation.nii.gz=1")
+    put(root, "{BIDMC,RUNMC}/Case0{0,1}_segmentation.nii.gz=1")
 
 
 def tree(root):
-    volume(root / "north/n10/flair.nii.gz")
-    volume(root / "north/n10/seg.nii.gz", 2, 1)
-    volume(root / "north/n9/flair.nii.gz")
-    volume(root / "north/n9/t1.nii.gz")
-    volume(root / "north/n9/seg.nii.gz", 7)
-    volume(root / "south/s1/t1.nii.gz")
-    volume(root / "south/s1/Mask.nii", 1)
-    volume(root / "south/s2/t1.nii.gz")
+    put(root, "north/{n10,n9}/flair.nii.gz", "north/n9/t1.nii.gz", "south/{s1,s2}/t1.nii.gz")
+    put(root, "north/n10/seg.nii.gz=2 1", "north/n9/seg.nii.gz=7", "south/s1/Mask.nii=1")
 
 
 def pairs(root):
-    for case in ("x1", "x2"):
-        picture(root / f"images/{case}.jpg", colour=True)
-        picture(root / f"masks/{case}.png", 255)
+    put(root, "images/{x1,x2}.jpg", "masks/{x1,x2}.png=255")
 
 
 def pairs_of_sites(root):
-    for site, case in (("kvasir", "cju0"), ("ISIC", "ISIC_0012255")):
-        picture(root / site / f"Images/{case}.png")
-        picture(root / site / f"Labels/{case}_Segmentation.png", 1)
+    put(root, "{kvasir/Images/cju0,ISIC/Images/ISIC_0012255}.png")
+    put(root, "{kvasir/Labels/cju0,ISIC/Labels/ISIC_0012255}_Segmentation.png=1")
 
 
 def pairs_of_volumes(root):
     """The prostate data as NVIDIA FLARE's example converts them."""
-    for site, case in (("I2CVB", "Case00"), ("MSD", "prostate_00"), ("NCI_ISBI_3T", "Prostate3T-01-0001")):
-        volume(root / site / f"Image/{case}.nii.gz")
-        volume(root / site / f"Mask/{case}.nii.gz", 1)
+    put(root, "I2CVB/{Image/,Mask/}Case00.nii.gz=1", "MSD/{Image/,Mask/}prostate_00.nii.gz=1")
+    put(root, "NCI_ISBI_3T/{Image/,Mask/}Prostate3T-01-0001.nii.gz=1")
 
 
 def pairs_decathlon(root):
-    for case in ("hippocampus_001", "hippocampus_003"):
-        volume(root / f"imagesTr/{case}.nii.gz")
-        volume(root / f"labelsTr/{case}.nii.gz", 1, 2)
+    put(root, "imagesTr/hippocampus_00{1,3}.nii.gz", "labelsTr/hippocampus_00{1,3}.nii.gz=1 2")
 
 
 def classes(root):
-    for name, count in (("NORMAL", 2), ("PNEUMONIA", 3)):
-        for number in range(count):
-            picture(root / name / f"{name.lower()}-{number}.png")
+    put(root, "NORMAL/normal-{0,1}.png", "PNEUMONIA/pneumonia-{0,1,2}.png")
 
 
 def classes_of_sites(root):
-    for site in ("Barcelona", "Vienna"):
-        for name in ("MEL", "NV"):
-            picture(root / site / name / f"{site}-{name}.jpg", colour=True)
-    picture(root / "Vienna/MEL/more.jpg", colour=True)
+    put(root, *(f"{site}/{name}/{site}-{name}.jpg" for site in ("Barcelona", "Vienna") for name in ("MEL", "NV")))
+    put(root, "Vienna/MEL/more.jpg")
 
 
 def classes_in_splits(root):
-    for split in ("Train", "Val", "Test"):
-        for name in ("AD", "CN"):
-            for number in range(2):
-                volume(root / split / name / f"{number}.nii.gz")
+    put(root, "{Train,Val,Test}/{AD,CN}/{0,1}.nii.gz")
 
 
 CC359 = ("CC0001_philips_15_55_M", "CC0061_philips_3_55_F", "CC0121_siemens_15_61_M", "CC0181_siemens_3_36_F",
@@ -299,12 +278,10 @@ CC359 = ("CC0001_philips_15_55_M", "CC0061_philips_3_55_F", "CC0121_siemens_15_6
 def cc359(root):
     """As its archives unpack: both kinds of masks; maps of tissues are called like the scans."""
     for number, case in enumerate(CC359):
-        volume(root / f"Original/Original/{case}.nii.gz", 7 + number)
-        volume(root / f"Silver-standard-machine-learning/Silver-standard/{case}_ss.nii.gz", 1)
-    for case in CC359[:-1]:
-        volume(root / f"Silver-standard-STAPLE/STAPLE/{case}_staple.nii.gz", 1)
-    volume(root / f"hippocampus_staple/{CC359[-1]}_staple.nii.gz", 1)
-    volume(root / f"WM-GM-CSF/{CC359[-1]}.nii.gz", 1, 2, 3)
+        put(root, f"Original/Original/{case}.nii.gz={7 + number}")
+        put(root, f"Silver-standard-machine-learning/Silver-standard/{case}_ss.nii.gz=1")
+    put(root, *(f"Silver-standard-STAPLE/STAPLE/{case}_staple.nii.gz=1" for case in CC359[:-1]))
+    put(root, f"hippocampus_staple/{CC359[-1]}_staple.nii.gz=1", f"WM-GM-CSF/{CC359[-1]}.nii.gz=1 2 3")
 
 
 def left_atria(root):
@@ -319,18 +296,16 @@ def left_atria(root):
 
 def retinas(root):
     """DRIVE, with masks of the field of view, CHASE in one folder, and STARE."""
-    for part, number in (("training", 21), ("training", 22), ("test", 1)):
-        picture(root / f"DRIVE/{part}/images/{number:02d}_{part}.tif")
-        picture(root / f"DRIVE/{part}/1st_manual/{number:02d}_manual1.gif", 255)
-        picture(root / f"DRIVE/{part}/mask/{number:02d}_{part}_mask.gif", 255)
-    for eye in ("01L", "01R"):
-        picture(root / f"CHASE/Image_{eye}.jpg")
-        picture(root / f"CHASE/Image_{eye}_1stHO.png", 1)
-        picture(root / f"CHASE/Image_{eye}_2ndHO.png", 1)
-    for number in (1, 2):
-        picture(root / f"STARE/stare-images/im000{number}.ppm")
-        picture(root / f"STARE/labels-ah/im000{number}.ah.ppm", 255)
-        picture(root / f"STARE/labels-vk/im000{number}.vk.ppm", 255)
+    for part, numbers in (("training", "{21,22}"), ("test", "01")):
+        put(root / "DRIVE" / part, f"images/{numbers}_{part}.tif", f"1st_manual/{numbers}_manual1.gif=255")
+        put(root / "DRIVE" / part, f"mask/{numbers}_{part}_mask.gif=255")
+    put(root / "CHASE", "Image_01{L,R}.jpg", "Image_01{L,R}_{1st,2nd}HO.png=1")
+    put(
+        root / "STARE",
+        "stare-images/im000{1,2}.ppm",
+        "labels-ah/im000{1,2}.ah.ppm=255",
+        "labels-vk/im000{1,2}.vk.ppm=255",
+    )
 
 
 def dicom_cases(root):
@@ -482,9 +457,6 @@ SCANS = [  # layout, builder, cases of every site, modalities, labels or classes
         Row("all", "validation_CN_1", {"image": "Val/CN/1.nii.gz"}, category="CN", split="validation"),
     ),
 ]  # fmt: skip
-EVERY = pytest.mark.parametrize(
-    ("layout", "build", "sites", "modalities", "labels", "sample"), SCANS, ids=[s[1].__name__ for s in SCANS]
-)
 
 
 @pytest.fixture
@@ -493,8 +465,11 @@ def root(tmp_path):
     return tmp_path / "root"
 
 
-@EVERY
+@pytest.mark.parametrize(
+    ("layout", "build", "sites", "modalities", "labels", "sample"), SCANS, ids=[s[1].__name__ for s in SCANS]
+)
 def test_a_dataset_is_recognised_and_read(root, layout, build, sites, modalities, labels, sample):
+    """Its manifest survives a file, given labels replace its own, and hidden files and folders change nothing."""
     build(root)
     found = scan(root)
     assert found.format == layout and found == scan(root, layout)
@@ -503,6 +478,15 @@ def test_a_dataset_is_recognised_and_read(root, layout, build, sites, modalities
     assert found.manifest.label_names == tuple(labels)
     assert [r for r in found.manifest.rows if (r.site, r.case) == (sample.site, sample.case)] == [sample]
     assert [f for r in found.manifest.rows for f in (*r.images.values(), r.label) if f and not on_disk(found, f)] == []
+    given = scan(root, labels={"lesion": (1, 2)}).manifest
+    assert {tuple(r.labels.items()) for r in given.rows} == {(("lesion", (1, 2)),) if sample.label else ()}
+    manifest.write(found.manifest, root / "manifest.csv")
+    assert manifest.read(root / "manifest.csv").rows == found.manifest.rows
+    (root / "manifest.csv").unlink()
+    shutil.copytree(root, root / ".copy")
+    for file in [f for f in root.rglob("*.*") if f.is_file() and ".copy" not in f.parts]:
+        (file.parent / f"._{file.name}").write_bytes(b"\0\5\x16\7")
+    assert scan(root) == found
 
 
 def test_probabilities_of_staple_are_cut_at_one_half(root):
@@ -603,31 +587,6 @@ def test_classes_are_chosen_by_name(root):
 def on_disk(found, name):
     files = files_of(found.manifest.file(name)[0])
     return bool(files) and all(f.is_file() for f in files)
-
-
-@EVERY
-def test_the_manifest_survives_its_file(root, layout, build, sites, modalities, labels, sample):
-    build(root)
-    found = scan(root).manifest
-    manifest.write(found, root / "manifest.csv")
-    assert manifest.read(root / "manifest.csv").rows == found.rows
-
-
-@EVERY
-def test_hidden_files_and_folders_change_nothing(root, layout, build, sites, modalities, labels, sample):
-    build(root)
-    before = scan(root)
-    shutil.copytree(root, root / ".copy")
-    for file in [f for f in root.rglob("*.*") if f.is_file() and ".copy" not in f.parts]:
-        (file.parent / f"._{file.name}").write_bytes(b"\0\5\x16\7")
-    assert scan(root) == before
-
-
-@EVERY
-def test_labels_that_are_given_replace_the_others(root, layout, build, sites, modalities, labels, sample):
-    build(root)
-    found = scan(root, labels={"lesion": (1, 2)}).manifest
-    assert {tuple(r.labels.items()) for r in found.rows} == {(("lesion", (1, 2)),) if sample.label else ()}
 
 
 @pytest.mark.parametrize(
@@ -936,14 +895,11 @@ def empty(root):
 
 def unlabelled_cases(root):
     """Looks like pictures in classes, but every folder holds the same sequences."""
-    for number in range(5):
-        volume(root / f"north/n{number}/t1.nii.gz")
-        volume(root / f"north/n{number}/t2.nii.gz")
+    put(root, "north/n{0,1,2,3,4}/t{1,2}.nii.gz")
 
 
 def unmatched_pairs(root):
-    picture(root / "Images/a.png")
-    picture(root / "Labels/b.png", 1)
+    put(root, "Images/a.png", "Labels/b.png=1")
 
 
 def classes_at_two_levels(root):

@@ -21,6 +21,12 @@ def save(path, array, affine=None):
     nibabel.save(nibabel.Nifti1Image(array, np.eye(4) if affine is None else affine), path)
 
 
+def files(folder, *lines, **settings):
+    """The source of a manifest with these lines."""
+    (folder / "m.csv").write_text("\n".join(lines) + "\n")
+    return Files(path=str(folder / "m.csv"), **settings)
+
+
 def rows(tmp_path, **changes):
     base = {"images": {"t1": "n/t1.nii.gz", "t2": "n/t2.nii.gz#1"}, "label": "n/seg.nii.gz", "labels": LABELS}
     return Manifest(
@@ -114,17 +120,17 @@ def federation(tmp_path):
     for site, enhancing in (("A", 4), ("B", 3)):
         save(tmp_path / site / "both.nii.gz", image, affine)
         save(tmp_path / site / "seg.nii.gz", np.where(truth == 3, enhancing, truth).astype(np.uint8), affine)
-    (tmp_path / "m.csv").write_text(
-        "site,case,t1,t2,label,labels,group\n"
-        'A,1,A/both.nii.gz#0,A/both.nii.gz#1,A/seg.nii.gz,"WT=1,4; ET=4",HGG\n'
-        'B,1,B/both.nii.gz#1,,B/seg.nii.gz,"WT=1,3; ET=3",LGG\n'
+    lines = (
+        "site,case,t1,t2,label,labels,group",
+        'A,1,A/both.nii.gz#0,A/both.nii.gz#1,A/seg.nii.gz,"WT=1,4; ET=4",HGG',
+        'B,1,B/both.nii.gz#1,,B/seg.nii.gz,"WT=1,3; ET=3",LGG',
     )
-    return Files(path=str(tmp_path / "m.csv"), allow=("missing",)), image, truth
+    return files(tmp_path, *lines, allow=("missing",)), image, truth
 
 
 def test_cases_are_read_as_the_manifest_says(federation):
-    files, image, truth = federation
-    (a,), (b,) = files.case_refs(0).values()
+    source, image, truth = federation
+    (a,), (b,) = source.case_refs(0).values()
     assert (a.site, a.name, a.group, a.modalities, len(a.files)) == ("A", "1", "HGG", 2, 2)
     first, second = a.open(), b.open()
     assert (first.image == np.moveaxis(image, -1, 0)).all() and first.spacing == (1.0, 2.0, 2.0)
@@ -135,15 +141,15 @@ def test_cases_are_read_as_the_manifest_says(federation):
 
 
 def test_a_missing_modality_is_refused_unless_allowed(federation):
-    files = Files(path=federation[0].path)
-    (_,), (b,) = files.case_refs(0).values()
+    source = Files(path=federation[0].path)
+    (_,), (b,) = source.case_refs(0).values()
     with pytest.raises(DataError, match=r"case '1' of site 'B' has no t2; .* data.allow = \['missing'\]"):
         b.open()
-    chosen = Files(path=files.path, modalities=("t1",))
+    chosen = Files(path=source.path, modalities=("t1",))
     assert [p.open().image.shape[0] for (p,) in chosen.case_refs(0).values()] == [1, 1]
     for wrong, says in (({"modalities": ("t9",)}, "'t9'"), ({"exclude": ("Z",)}, "'Z'"), ({"path": ""}, "data.path")):
         with pytest.raises(ConfigError, match=says):
-            _ = Files(**{"path": files.path, **wrong}).manifest
+            _ = Files(**{"path": source.path, **wrong}).manifest
 
 
 def test_a_box_is_cut_where_it_says_in_any_orientation(tmp_path):
@@ -156,10 +162,8 @@ def test_a_box_is_cut_where_it_says_in_any_orientation(tmp_path):
         array[20, 15, 10] = 100
         save(tmp_path / f"{k}.nii.gz", array, affine)
         x, y, z = (affine @ [20, 15, 10, 1])[:3]
-        (tmp_path / "m.csv").write_text(
-            f"site,case,ct,class,box\nA,1,{k}.nii.gz,n,{x} {y} {z} 9 9 9\nA,2,{k}.nii.gz,o,\n"
-        )
-        case, _ = (p.open() for p in Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"])
+        lines = "site,case,ct,class,box", f"A,1,{k}.nii.gz,n,{x} {y} {z} 9 9 9", f"A,2,{k}.nii.gz,o,"
+        case, _ = (p.open() for p in files(tmp_path, *lines).case_refs(0)["A"])
         assert case.image.shape[1:] == (18, 9, 4) and case.label.tolist() == [1, 0]
         at = np.argwhere(case.image[0] == 100)[0]
         assert (abs(at - np.array([18, 9, 4]) / 2) <= 1).all()
@@ -168,38 +172,36 @@ def test_a_box_is_cut_where_it_says_in_any_orientation(tmp_path):
 
 def test_a_box_beyond_the_image_is_padded_and_one_outside_refused(tmp_path):
     save(tmp_path / "a.nii.gz", np.arange(64, dtype=np.int16).reshape(4, 4, 4))
-    head = "site,case,ct,class,box\nA,2,a.nii.gz,o,\n"
-    (tmp_path / "m.csv").write_text(head + "A,1,a.nii.gz,n,0 0 0 6 6 6\n")
-    assert Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"][1].open().image.shape == (1, 6, 6, 6)
-    for box, says in (
-        ("99 0 0 6 6 6", "its box lies outside"),
-        ("0 0 0 9e3 9e3 9e3", "its box is too large"),
-    ):
-        (tmp_path / "m.csv").write_text(head + f"A,1,a.nii.gz,n,{box}\n")
+
+    def boxed(box):
+        return files(tmp_path, "site,case,ct,class,box", "A,2,a.nii.gz,o,", f"A,1,a.nii.gz,n,{box}").case_refs(0)["A"][
+            1
+        ]
+
+    assert boxed("0 0 0 6 6 6").open().image.shape == (1, 6, 6, 6)
+    for box, says in (("99 0 0 6 6 6", "its box lies outside"), ("0 0 0 9e3 9e3 9e3", "its box is too large")):
         with pytest.raises(DataError, match=f"case '1' of site 'A': {says}"):
-            Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"][1].open()
+            boxed(box).open()
 
 
 def test_colours_of_flat_images_are_channels(tmp_path):
     colours = np.random.default_rng(0).integers(0, 255, (6, 5, 3)).astype(np.uint8)
     Pillow.fromarray(colours).save(tmp_path / "a.png")
     Pillow.fromarray((colours[..., 0] > 100).astype(np.uint8) * 255).save(tmp_path / "s.png")
-    (tmp_path / "m.csv").write_text("site,case,red,blue,label,labels\nA,1,a.png#0,a.png#2,s.png,L=255\n")
-    files = Files(path=str(tmp_path / "m.csv"))
-    case = files.case_refs(0)["A"][0].open()
-    assert files.dims == 2 and (case.image == colours[..., [0, 2]].transpose(2, 0, 1)).all()
+    flat = files(tmp_path, "site,case,red,blue,label,labels", "A,1,a.png#0,a.png#2,s.png,L=255")
+    case = flat.case_refs(0)["A"][0].open()
+    assert flat.dims == 2 and (case.image == colours[..., [0, 2]].transpose(2, 0, 1)).all()
     assert (case.label[0] == (colours[..., 0] > 100)).all() and case.spacing == (1.0, 1.0)
 
 
 def test_many_boxes_of_one_scan_read_it_once(tmp_path, monkeypatch):
     save(tmp_path / "a.nii.gz", np.random.default_rng(0).integers(0, 9, (9, 9, 9)).astype(np.int16))
     rows = [f"A,{k},a.nii.gz,{'no'[k % 2]},{k} 4 4 3 3 3" for k in range(1, 8)]
-    (tmp_path / "m.csv").write_text("\n".join(["site,case,ct,class,box", *rows]))
-    files, seen = Files(path=str(tmp_path / "m.csv")), []
-    assert files.dims == 3
+    source, seen = files(tmp_path, "site,case,ct,class,box", *rows), []
+    assert source.dims == 3
     monkeypatch.setattr("polysite.data.images.read", lambda file, read=images.read: (seen.append(file), read(file))[1])
-    assert [p.open().image.shape for p in files.case_refs(0)["A"]] == [(1, 3, 3, 3)] * 7 and len(seen) == 1
-    report = check(files)
+    assert [p.open().image.shape for p in source.case_refs(0)["A"]] == [(1, 3, 3, 3)] * 7 and len(seen) == 1
+    report = check(source)
     assert not report.problems and {f.shape for f in report.findings} == {(3, 3, 3)}
 
 
@@ -218,20 +220,19 @@ def test_names_that_are_no_text_are_refused(tmp_path):
 
 def test_a_constant_image_is_not_trained_on(tmp_path):
     save(tmp_path / "a.nii.gz", np.full((4, 4, 4), 7, np.int16))
-    (tmp_path / "m.csv").write_text("site,case,ct,class\nA,1,a.nii.gz,n\nA,2,a.nii.gz,o\n")
+    case, _ = files(tmp_path, "site,case,ct,class", "A,1,a.nii.gz,n", "A,2,a.nii.gz,o").case_refs(0)["A"]
     with pytest.raises(DataError, match=r"a\.nii\.gz: every voxel is 7; .* data.allow = \['missing'\]"):
-        Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"][0].open()
+        case.open()
 
 
 def test_volumes_of_classes_are_one_and_zero(tmp_path):
-    (tmp_path / "m.csv").write_text("site,case,ct,class\nA,1,a.nii.gz,n\nA,2,b.nii.gz,o\n")
-    refs = Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"]
+    refs = files(tmp_path, "site,case,ct,class", "A,1,a.nii.gz,n", "A,2,b.nii.gz,o").case_refs(0)["A"]
     assert [p.volumes() for p in refs] == [{"n": 1.0, "o": 0.0}, {"n": 0.0, "o": 1.0}]
 
 
 def test_boxes_of_one_scan_belong_to_one_patient(tmp_path):
-    (tmp_path / "m.csv").write_text("site,case,ct,class,box,patient\nA,1,a.nii,n,1 1 1 9 9 9,\nA,2,b.nii,o,,Ms X\n")
-    first, second = Files(path=str(tmp_path / "m.csv")).case_refs(0)["A"]
+    lines = "site,case,ct,class,box,patient", "A,1,a.nii,n,1 1 1 9 9 9,", "A,2,b.nii,o,,Ms X"
+    first, second = files(tmp_path, *lines).case_refs(0)["A"]
     assert first.patient.endswith("a.nii") and second.patient == "Ms X"
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polysite import tree
-from polysite.algorithms.base import Algorithm
+from polysite.algorithms.base import Algorithm, facts
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.fedprox import FedProx
 from polysite.algorithms.weighted import Weighted
@@ -19,7 +19,7 @@ from polysite.payload import Payload
 from quadratic import Quadratic
 from table import CASES, START, same, sites
 
-SUMS = {name: a for name, a in CASES.items() if a.needs == "sum"}
+SUMS = {name: a for name, a in CASES.items() if facts(a).needs == "sum"}
 MODELS = [name for name, a in SUMS.items() if "model" in a.reply]
 
 

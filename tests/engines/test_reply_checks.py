@@ -11,13 +11,12 @@ from polysite.algorithms.feddyn import FedDyn
 from polysite.algorithms.scaffold import Scaffold
 from polysite.engines.phases import Phase, run_phases
 from polysite.engines.plan import Plan
-from polysite.engines.reply_checks import screen
 from polysite.engines.rounds import run_rounds
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.engines.transport import Reply
 from polysite.payload import Payload
-from table import CASES, START, arrays, every, same, sites
+from table import CASES, START, arrays, every, same, screen, sites
 
 
 def tampered(payload, **fields):

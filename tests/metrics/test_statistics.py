@@ -12,7 +12,7 @@ from statsmodels.stats.multitest import multipletests
 
 from polysite.errors import ConfigError, DataError
 from polysite.metrics import statistics
-from polysite.metrics.statistics import cohen_dz, holm, interval, rank_biserial, signed_rank, wins
+from polysite.metrics.statistics import holm, interval, rank_biserial, signed_rank, wins
 
 TAILS = ("two-sided", "greater", "less")
 whole = st.lists(st.integers(-6, 6), min_size=1, max_size=9)
@@ -71,13 +71,6 @@ def test_rank_biserial(differences):
     assert rank_biserial(np.negative(differences)) == pytest.approx(-rank_biserial(differences), abs=1e-12)
 
 
-def test_cohen_dz():
-    x = [0.1, -0.2, 0.4, 0.3]
-    assert cohen_dz(x) == pytest.approx(np.mean(x) / np.std(x, ddof=1))
-    assert cohen_dz([0.1] * 3) == math.inf and cohen_dz([-0.1] * 3) == -math.inf and cohen_dz([0, 0]) == 0
-    assert math.isnan(cohen_dz([1.0]))
-
-
 @given(st.lists(st.integers(-4, 4), max_size=20), st.integers(0, 3))
 def test_wins(differences, margin):
     expected = [sum(x > margin for x in differences), sum(x < -margin for x in differences)]
@@ -122,7 +115,7 @@ def test_interval_covers(sizes):
 
 
 def test_refused():
-    for test in (signed_rank, rank_biserial, cohen_dz, wins, interval):
+    for test in (signed_rank, rank_biserial, wins, interval):
         with pytest.raises(DataError, match="1 of 2 differences are not finite"):
             test([1.0, math.nan])
     with pytest.raises(DataError, match="2 differences in 1"):

@@ -8,6 +8,7 @@ from importlib import import_module
 from inspect import getdoc
 from typing import Any
 
+from polysite.algorithms.base import facts
 from polysite.errors import ConfigError, nearest
 
 ALGORITHMS = {
@@ -106,9 +107,10 @@ def docstring(algorithm: Any) -> str:
 
 def traits(algorithm: Any) -> str:
     """Return what an algorithm requires and offers, one line each."""
-    each, sgd, strangers = algorithm.needs == "each", algorithm.plain_sgd, algorithm.strangers
+    known = facts(algorithm)
+    each, sgd, strangers = known.needs == "each", known.plain_sgd, known.strangers
     lines = (
-        f"Needs: {algorithm.needs} ({'the server must see each reply' if each else 'a sum of the replies is enough'})",
+        f"Needs: {known.needs} ({'the server must see each reply' if each else 'a sum of the replies is enough'})",
         f"Local optimiser: {'plain SGD only, without momentum' if sgd else 'any'}",
         f"A site that never trained: is served {'a' if strangers else 'no'} trained model",
     )
@@ -122,4 +124,4 @@ def describe() -> Iterator[tuple[str, str, str, str]]:
         first, _, rest = docstring(algorithm).partition("\n")
         paper = next((line.removeprefix("Paper: ") for line in rest.splitlines() if line.startswith("Paper: ")), "")
         default = algorithm() if isinstance(algorithm, type) else algorithm
-        yield name, paper, first, default.needs
+        yield name, paper, first, facts(default).needs

@@ -1,5 +1,6 @@
 """Functions that algorithms with one shared model have in common: the mean of the sites' models, a step towards it, and
-the methods ``send`` and ``serve`` of an algorithm that sends its model to every site and serves it as it is.
+the state and the methods ``init``, ``send`` and ``serve`` of an algorithm that sends its model to every site and serves
+it as it is.
 
     target <- sum_k a_k w_k / sum_k a_k,    w <- w + length (target - w)
 
@@ -8,12 +9,20 @@ extrapolated or passed to an adaptive optimiser can become negative.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from polysite import tree
 from polysite.payload import Payload, SiteId, mean
 from polysite.site import Cases, Site
 from polysite.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """State of a server with one model, or with the part of a model that all sites share."""
+
+    model: Tree
 
 
 def average(replies: Mapping[SiteId, Payload], by: str | Mapping[SiteId, float] = "weight") -> Tree:
@@ -34,6 +43,11 @@ def towards(model: Tree, target: Tree, length: float) -> Tree:
         return target
     start, end = tree.trained(model), tree.trained(target)
     return {**target, **tree.map(lambda w, t: w + length * (t - w), start, end)}
+
+
+def begin_model(algorithm: Any, params: Tree, sites: Sequence[SiteId]) -> State:
+    """Begin with the given model: a method ``init``."""
+    return State(params)
 
 
 def send_model(algorithm: Any, state: Any, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:

@@ -1,6 +1,6 @@
 """The contract that every algorithm keeps. No algorithm inherits from it.
 
-Five functions and four attributes are required (``Algorithm``). Further methods are optional; each has a function of
+Five functions and one attribute are required (``Algorithm``). Further methods are optional; each has a function of
 the same name here, which documents the default: ``shares``, ``diagnostics``, ``serving_payloads``, ``objections``,
 ``is_finished``, ``facts``, ``trials``, ``check_sites``, ``small_sums``, ``small_models``, ``remarks``,
 ``site_clusters``, ``case_clusters``, ``scaled``.
@@ -33,8 +33,15 @@ hospital may not want to reveal. ``number``: any other number.
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts about an algorithm that configurations, engines and policies act on."""
+    """Facts about an algorithm that configurations, engines and policies act on; it states those that differ."""
 
+    needs: Literal["sum", "each"] = "each"
+    """``sum`` if ``merge`` needs only the sum of the replies by their ``weight`` and the sum of the weights (secure
+    aggregation); ``each`` if it needs every reply, or the names or number of the sites."""
+    plain_sgd: bool = False
+    """It is only correct for plain SGD, without momentum or Adam."""
+    strangers: bool = True
+    """A site that never trained is served a model that others trained."""
     needs_model: bool = False
     """It continues from a trained model, so it cannot be the first phase."""
     ends_study: bool = False
@@ -80,22 +87,6 @@ class Algorithm(Protocol[S]):
         """
         ...
 
-    @property
-    def needs(self) -> Literal["sum", "each"]:
-        """``sum`` if ``merge`` needs only the sum of the replies by their ``weight`` and the sum of the weights (secure
-        aggregation); ``each`` if it needs every reply, or the names or number of the sites."""
-        ...
-
-    @property
-    def plain_sgd(self) -> bool:
-        """Whether the algorithm is only correct for plain SGD, without momentum or Adam."""
-        ...
-
-    @property
-    def strangers(self) -> bool:
-        """Whether a site that never trained is served a model that others trained."""
-        ...
-
     def init(self, params: Tree, sites: Sequence[SiteId]) -> S:
         """Return the server's state before round 0."""
         ...
@@ -123,24 +114,12 @@ class Around:
     inner: Algorithm[Any]
 
     @property
-    def needs(self) -> Literal["sum", "each"]:
-        return self.inner.needs
-
-    @property
     def reply(self) -> Mapping[str, Kind]:
         return self.inner.reply
 
     @property
     def facts(self) -> Facts:
         return facts(self.inner)
-
-    @property
-    def plain_sgd(self) -> bool:
-        return self.inner.plain_sgd
-
-    @property
-    def strangers(self) -> bool:
-        return self.inner.strangers
 
 
 def shares(algorithm: Algorithm[S], state: S, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
@@ -182,9 +161,13 @@ def diagnostics(algorithm: Algorithm[S], state: S) -> dict[str, float]:
 
 
 def facts(algorithm: Any) -> Facts:
-    """Return the attribute ``facts`` of an algorithm, or the default. A combinator has those of its inner algorithm."""
-    declared: Facts = getattr(algorithm, "facts", Facts())
-    return declared
+    """Return the facts that an algorithm, or its class, declares, or the default.
+
+    Classes from outside of polysite may declare some as attributes of their own, as those for 0.1.0 do.
+    """
+    declared = getattr(algorithm, "facts", None)
+    alone = {name: getattr(algorithm, name) for name in ("needs", "plain_sgd", "strangers") if hasattr(algorithm, name)}
+    return replace(declared if isinstance(declared, Facts) else Facts(), **alone)
 
 
 def trials(algorithm: Any) -> int:

@@ -145,8 +145,6 @@ class Cfft:
         "counts?": "counts",  # cases per cluster, and the sums of their scores
         "cluster_*": "model",
     }
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, rounds=(1, INF), least=(1, INF), epochs=(1, INF), steps=(1, INF))
@@ -173,15 +171,12 @@ class Cfft:
         return self.noisy.release if self.noisy.on and "sums" in got else None
 
     @property
-    def needs(self) -> Literal["sum", "each"]:
-        return "sum" if self.together else "each"
-
-    @property
     def facts(self) -> Facts:
         """Facts for configurations and policies: it continues from a model, ends a study and sends sums of scores."""
         fit = FIT + self.iterations if self.fit == "federated" else 1
         fit = self.noisy.exchanges if self.noisy.on else fit
         return Facts(
+            needs="sum" if self.together else "each",
             needs_model=True,
             ends_study=True,
             poolable=True,

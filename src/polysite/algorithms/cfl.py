@@ -20,7 +20,7 @@ its own, one split per round. A site that never trained is served the model befo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from polysite import tree
 from polysite.algorithms.average import average, serve_received
@@ -87,9 +87,6 @@ class Cfl:
     quorum: float = 1.0
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, eps1=(0, INF), eps2=(0, INF), gamma_max=(0, 1), after=(0, INF), least=(2, INF), quorum=(TINY, 1))

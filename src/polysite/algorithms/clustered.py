@@ -14,12 +14,12 @@ in which such a site is scored is refused.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from polysite.algorithms.base import (
     Algorithm,
+    Around,
     Facts,
-    Kind,
     diagnostics,
     facts,
     serving_payloads,
@@ -42,7 +42,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Clustered:
+class Clustered(Around):
     """An algorithm run separately in each group of sites.
 
     Args:
@@ -52,9 +52,6 @@ class Clustered:
 
     groups: Mapping[str, tuple[SiteId, ...]] = field(default_factory=dict)
     inner: Algorithm[Any] = field(default_factory=FedAvg)
-
-    needs: ClassVar[Literal["sum", "each"]] = "each"  # a sum over all sites would mix the groups
-    strangers: ClassVar[bool] = False  # a site outside all groups has no model
 
     def __post_init__(self) -> None:
         if not facts(self.inner).groupable:
@@ -72,16 +69,9 @@ class Clustered:
                 seen[site] = name
 
     @property
-    def reply(self) -> Mapping[str, Kind]:
-        return self.inner.reply
-
-    @property
     def facts(self) -> Facts:
-        return replace(facts(self.inner), poolable=False, shared_model=False)
-
-    @property
-    def plain_sgd(self) -> bool:
-        return self.inner.plain_sgd
+        # a sum over all sites would mix the groups, and a site outside all groups has no model
+        return replace(facts(self.inner), needs="each", strangers=False, poolable=False, shared_model=False)
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         self._cover(sites)

@@ -27,8 +27,24 @@ class State:
     costs: Costs = field(default_factory=dict)
 
 
+class _ByCost:
+    """What the three algorithms share: sites send their model, their number of cases and their cost."""
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "count", "cost": "cost"}
+    facts: ClassVar[Facts] = Facts(cost_split="validation", shared_model=True)
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(params)
+
+    send = send_model
+    serve = serve_received
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return _answer(got, site), memory
+
+
 @dataclass(frozen=True)
-class FedCostWAvg:
+class FedCostWAvg(_ByCost):
     """Weights by size and by the ratio of a site's last two costs.
 
     Paper: Mächler et al., FedCostWAvg: A new averaging for better Federated Learning, BrainLes 2021
@@ -45,22 +61,8 @@ class FedCostWAvg:
 
     alpha: float = 0.5
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "count", "cost": "cost"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
-    facts: ClassVar[Facts] = Facts(cost_split="validation", shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         within(self, alpha=(0, 1))
-
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params)
-
-    send = send_model
-
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return _answer(got, site), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(mean(replies, "model", self.shares(state, replies)), _remember(state.costs, replies, 2))
@@ -75,11 +77,9 @@ class FedCostWAvg:
             weights[i] = self.alpha * weights[i] + (1 - self.alpha) * known * r / sum(ratio.values())
         return weights
 
-    serve = serve_received
-
 
 @dataclass(frozen=True)
-class FedPIDAvg:
+class FedPIDAvg(_ByCost):
     """Weights by size, by the fall of a site's cost, and by the sum of its last six costs.
 
     Paper: Mächler et al., FedPIDAvg: A PID controller inspired aggregation method for Federated Learning, BrainLes 2022
@@ -107,22 +107,8 @@ class FedPIDAvg:
     window: int = 6
     start: Literal["ones", "size"] = "ones"
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "count", "cost": "cost"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
-    facts: ClassVar[Facts] = Facts(cost_split="validation", shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         within(self, alpha=(TINY, INF), beta=(0, INF), gamma=(0, INF), window=(2, INF))
-
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params)
-
-    send = send_model
-
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return _answer(got, site), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(mean(replies, "model", self.shares(state, replies)), self._costs(state, replies))
@@ -137,11 +123,9 @@ class FedPIDAvg:
         before = (1.0,) * (self.window - 1) if self.start == "ones" else ()
         return _remember({**dict.fromkeys(replies, before), **state.costs}, replies, self.window)
 
-    serve = serve_received
-
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(_ByCost):
     """Federated averaging over the sites with the lowest costs of the round.
 
     Paper: none; a rule of several entries to the FeTS challenges
@@ -157,18 +141,9 @@ class TopK:
     keep: int = 3
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count", "cost": "cost"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
-    facts: ClassVar[Facts] = Facts(cost_split="validation", shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, keep=(1, INF))
-
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params)
-
-    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         return _answer(got, site, "weight"), memory
@@ -183,8 +158,6 @@ class TopK:
 
     def _best(self, replies: Mapping[SiteId, Payload]) -> list[SiteId]:
         return sorted(sorted(replies), key=lambda i: replies[i]["cost"])[: self.keep]  # ties: by name
-
-    serve = serve_received
 
 
 def _answer(got: Payload, site: Site, size: str = "size") -> Payload:

@@ -13,23 +13,16 @@ this project. The FeTS 2022 benchmark does not train this form: its Ditto comes 
 their number. A round trains twice.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from polysite.algorithms.average import average, send_model
+from polysite.algorithms.average import State, average, begin_model, send_model
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
 from polysite.site import Budget, Cases, Objective, Site, Tilt
 from polysite.tree import Tree
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree
 
 
 @dataclass(frozen=True)
@@ -56,10 +49,7 @@ class Ditto:
     own_steps: int | None = None
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    facts: ClassVar[Facts] = Facts(only_fits=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(needs="sum", only_fits=True)
 
     def __post_init__(self) -> None:
         within(self, lam=(0, INF), lr=(TINY, INF), epochs=(1, INF), steps=(1, INF))
@@ -71,9 +61,7 @@ class Ditto:
                     f"{getattr(self, epochs)}, {steps} = {getattr(self, steps)}); leave one of them out"
                 )
 
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params)
-
+    init = begin_model
     send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:

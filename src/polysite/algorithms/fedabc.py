@@ -20,22 +20,15 @@ averaged with the rest, for sites that never trained, which are served the mean 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import average, send_model
-from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.average import State, average, send_model
+from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.algorithms.partial_models import refuse_unknown
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Objective, OneVsAll, Site
 from polysite.tree import Tree
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree
 
 
 @dataclass(frozen=True)
@@ -60,9 +53,7 @@ class FedABC:
     personal: tuple[str, ...] = ("head.*bias",)
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(needs="sum")
 
     def __post_init__(self) -> None:
         within(self, lam=(0, 1), gamma=(0, INF), easy_yes=(TINY, 1), easy_no=(0, 1), ratio=(TINY, INF))

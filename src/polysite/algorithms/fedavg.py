@@ -11,7 +11,7 @@ update is passed to that optimiser as a gradient: ``server = Adam()`` is FedAdam
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from polysite import tree
 from polysite.algorithms.average import average, send_model, serve_received
@@ -49,10 +49,7 @@ class FedAvg:
     uniform: bool = False
     server: ServerOptimiser | None = None
 
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    facts: ClassVar[Facts] = Facts(poolable=True, shared_model=True, only_fits=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(needs="sum", poolable=True, shared_model=True, only_fits=True)
 
     def __post_init__(self) -> None:
         within(self, lr=(TINY, INF), epochs=(1, INF), steps=(1, INF))

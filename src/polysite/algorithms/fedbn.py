@@ -14,22 +14,15 @@ served u and the initial v; the paper serves it the mean of all v_k, but here no
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import average, send_model
-from polysite.algorithms.base import Kind
+from polysite.algorithms.average import State, average, send_model
+from polysite.algorithms.base import Facts, Kind
 from polysite.algorithms.partial_models import layer
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
 from polysite.tree import Tree
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree  # without normalisation
 
 
 @dataclass(frozen=True)
@@ -42,9 +35,7 @@ class FedBN:
 
     uniform: bool = False
 
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(needs="sum")
 
     @property
     def reply(self) -> Mapping[str, Kind]:

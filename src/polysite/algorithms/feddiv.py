@@ -37,7 +37,7 @@ treated as a single encoder for all classes, weighted by cases.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -95,9 +95,6 @@ class FedDiv:
     edges: float = 1.0
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "counts": "counts"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, alpha=(0, INF), focus=(0, INF), lam=(0, PRIVATE), gamma=(1, INF), nearest=(1, INF))

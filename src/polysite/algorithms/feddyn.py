@@ -11,7 +11,7 @@ same weight. alpha is on the scale of the loss: with too small a value, h / alph
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from polysite import tree
 from polysite.algorithms.average import send_model, serve_received
@@ -42,16 +42,13 @@ class FedDyn:
     alpha: float = 0.01
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"  # it counts the sites that have replied, by name
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, alpha=(TINY, INF))
 
     @property
     def facts(self) -> Facts:
-        """Facts that other modules act on."""
+        """Facts that other modules act on. It counts the sites that have replied by name, so it needs each reply."""
         return Facts(pull=self.alpha, shared_model=True)
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:

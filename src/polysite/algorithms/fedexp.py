@@ -12,7 +12,7 @@ convergence the step length grows like heterogeneity / epsilon: a hundredth of t
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from polysite import tree
 from polysite.algorithms.average import average, towards
@@ -45,10 +45,7 @@ class FedExP:
     epsilon: float = 1e-3
     uniform: bool = False
 
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, epsilon=(0, INF))

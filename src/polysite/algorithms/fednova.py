@@ -16,22 +16,14 @@ That is the form of the FeTS 2022 benchmark (equations 4 and 5). The real steps 
 the last batch of an epoch may be smaller than the others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from polysite.algorithms.average import average, send_model, serve_received, towards
+from polysite.algorithms.average import State, average, begin_model, send_model, serve_received, towards
 from polysite.algorithms.base import Facts, Kind
 from polysite.payload import Payload, SiteId
 from polysite.site import Site
-from polysite.tree import Tree
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree
 
 
 @dataclass(frozen=True)
@@ -45,18 +37,13 @@ class FedNova:
 
     tau: Literal["measured", "sizes"] = "measured"
 
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     @property
     def reply(self) -> Mapping[str, Kind]:
         return {"model": "model", "weight": "count", "reach": "rate" if self.tau == "measured" else "count"}
 
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params)
-
+    init = begin_model
     send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:

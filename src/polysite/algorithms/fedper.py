@@ -5,21 +5,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from polysite.algorithms.average import average, send_model
+from polysite.algorithms.average import State, average, send_model
 from polysite.algorithms.base import Facts, Kind
 from polysite.algorithms.partial_models import parted, refuse_nothing, shared, whole
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
 from polysite.tree import Tree
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree  # shared part
 
 
 @dataclass(frozen=True)
@@ -41,10 +34,7 @@ class FedPer:
     private: tuple[str, ...] = ("head.*",)
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    facts: ClassVar[Facts] = Facts(only_fits=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(needs="sum", only_fits=True)
 
     def __post_init__(self) -> None:
         refuse_nothing(self.private)

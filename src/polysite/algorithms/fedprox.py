@@ -8,22 +8,14 @@ The anchor w is the received model and does not move during local training. mu =
 gradients: a mu of 0.1 already slows a U-Net down.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from polysite.algorithms.average import average, send_model, serve_received
+from polysite.algorithms.average import State, average, begin_model, send_model, serve_received
 from polysite.algorithms.base import INF, Facts, Kind, within
 from polysite.payload import Payload, SiteId
 from polysite.site import Objective, Site, Tilt
-from polysite.tree import Tree
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree
 
 
 @dataclass(frozen=True)
@@ -37,9 +29,6 @@ class FedProx:
     mu: float = 0.01
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, mu=(0, INF))
@@ -47,11 +36,9 @@ class FedProx:
     @property
     def facts(self) -> Facts:
         """Facts that other modules act on."""
-        return Facts(pull=self.mu, shared_model=True, only_fits=True)
+        return Facts(needs="sum", pull=self.mu, shared_model=True, only_fits=True)
 
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params)
-
+    init = begin_model
     send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:

@@ -12,9 +12,9 @@ paper a new site trains a head for u; here a site that never trained is served u
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from polysite.algorithms.average import average, send_model
+from polysite.algorithms.average import State, average, send_model
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.algorithms.partial_models import parted, refuse_nothing, shared, whole
 from polysite.errors import ConfigError
@@ -23,13 +23,6 @@ from polysite.site import Budget, Cases, Site
 from polysite.tree import Tree
 
 HEAD_EPOCHS = 10  # as in the paper
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree  # body
 
 
 @dataclass(frozen=True)
@@ -56,10 +49,7 @@ class FedRep:
     head_steps: int | None = None
     uniform: bool = True
 
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    facts: ClassVar[Facts] = Facts(only_fits=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(needs="sum", only_fits=True)
 
     def __post_init__(self) -> None:
         refuse_nothing(self.private)

@@ -20,24 +20,17 @@ second network generates P_k from the site's class counts.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import average, send_model
-from polysite.algorithms.base import INF, Kind, within
+from polysite.algorithms.average import State, average, send_model
+from polysite.algorithms.base import INF, Facts, Kind, within
 from polysite.algorithms.partial_models import refuse_unknown
 from polysite.payload import Payload, SiteId
 from polysite.site import Balanced, Cases, Objective, Site
 from polysite.tree import Tree
 
 HEAD = ("head.*",)
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree  # body and generic head
 
 
 @dataclass(frozen=True)
@@ -52,9 +45,7 @@ class FedRoD:
     clip: float = 7.0
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(needs="sum")
 
     def __post_init__(self) -> None:
         within(self, clip=(0, INF))

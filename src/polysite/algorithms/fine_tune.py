@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.errors import ConfigError
@@ -45,10 +45,7 @@ class FineTune:
     steps: int | None = None
 
     reply: ClassVar[Mapping[str, Kind]] = {"chosen_round": "number", "chosen_lr": "number", "chosen_lam": "number"}
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    facts: ClassVar[Facts] = Facts(needs_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(needs="sum", needs_model=True)
 
     def __post_init__(self) -> None:
         within(self, epochs=(1, INF), steps=(1, INF))

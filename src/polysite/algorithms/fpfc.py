@@ -28,7 +28,7 @@ the largest cluster, or the mean of all sites if every cluster is a single site.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -117,9 +117,6 @@ class Fpfc:
     pair_memory: float = 1.5
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "cases": "count"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, lam=(0, INF), a=(2 + 1e-9, INF), xi=(TINY, INF), rho=(TINY, INF), nu=(0, INF), warmup=(0, INF))

@@ -32,13 +32,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import shake_128
 from math import fsum
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from polysite import tree
 from polysite.algorithms.average import average, towards
-from polysite.algorithms.base import INF, Kind, in_rounds, within
+from polysite.algorithms.base import INF, Facts, Kind, in_rounds, within
 from polysite.algorithms.partial_models import parted, refuse_unknown
 from polysite.cluster.directions import direction_groups
 from polysite.errors import ConfigError
@@ -91,9 +91,6 @@ class Ifca:
     averaged: Literal["models", "gradients"] = "models"
     uniform: bool = False
 
-    needs: ClassVar[Literal["sum", "each"]] = "each"
-    strangers: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         within(self, k=(1, INF), spread=(0, 1), warmup=(0, INF), settle=(0, INF))
         if self.k > 1 and self.starts == "noise" and self.spread == 0:
@@ -104,8 +101,8 @@ class Ifca:
             raise ConfigError("clustered names nothing that clusters differ in; name it, as in ['*'], or choose fedavg")
 
     @property
-    def plain_sgd(self) -> bool:
-        return self.averaged == "gradients"
+    def facts(self) -> Facts:
+        return Facts(plain_sgd=self.averaged == "gradients")
 
     @property
     def reply(self) -> Mapping[str, Kind]:

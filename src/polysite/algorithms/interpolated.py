@@ -22,7 +22,7 @@ record of a round (``diagnostics``) has alpha and the probability of every site,
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
@@ -82,10 +82,7 @@ class Interpolated:
     steps: int | None = None
 
     reply: ClassVar[Mapping[str, Kind]] = {"gains": "statistics"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     facts: ClassVar[Facts] = Facts(needs_model=True, sends_scores=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, sure=(0, 1), lam=(0, INF), lr=(TINY, INF), epochs=(1, INF), steps=(1, INF))

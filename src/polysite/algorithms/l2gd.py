@@ -25,7 +25,7 @@ those of a site's own model; their mean is sent to new sites. lam = 0 is local t
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
@@ -65,10 +65,8 @@ class L2gd:
     seed: int = 0
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    facts: ClassVar[Facts] = Facts(single_step=True)  # a run may be a single local step
-    plain_sgd: ClassVar[bool] = True  # theta is derived from the learning rate
-    strangers: ClassVar[bool] = True
+    # theta is derived from the learning rate, and a run may be a single local step
+    facts: ClassVar[Facts] = Facts(needs="sum", plain_sgd=True, single_step=True)
 
     def __post_init__(self) -> None:
         within(self, lam=(0, INF), p=(0.001, 0.999), lr=(TINY, INF), seed=(0, INF))

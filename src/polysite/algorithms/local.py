@@ -9,9 +9,9 @@ Nothing is sent in either direction. A site that never trained is served the ini
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from polysite.algorithms.base import Kind
+from polysite.algorithms.base import Facts, Kind
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
 from polysite.tree import Tree
@@ -22,9 +22,7 @@ class Local:
     """Local training without any exchange; it has no hyper-parameter."""
 
     reply: ClassVar[Mapping[str, Kind]] = {}
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = False  # they get the untrained model
+    facts: ClassVar[Facts] = Facts(needs="sum", strangers=False)  # they get the untrained model
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> None:
         return None

@@ -9,22 +9,14 @@ deepest features of the network, pooled over space (the paper adds a projection 
 have). In a site's first round z_p = z_g: the term is constant and the round equals FedAvg.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from polysite.algorithms.average import average, send_model, serve_received
+from polysite.algorithms.average import State, average, begin_model, send_model, serve_received
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.payload import Payload, SiteId
 from polysite.site import Contrast, Objective, Site
-from polysite.tree import Tree
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree
 
 
 @dataclass(frozen=True)
@@ -42,17 +34,12 @@ class Moon:
     temperature: float = 0.5
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(needs="sum", shared_model=True)
 
     def __post_init__(self) -> None:
         within(self, mu=(0, INF), temperature=(TINY, INF))
 
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params)
-
+    init = begin_model
     send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:

@@ -27,23 +27,16 @@ curvature is larger by lam. lr = 1 / lam: M_k has a gradient with constant lam, 
 authors' rate of 0.005 goes 0.075 of this way.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import average, send_model, towards
-from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.average import State, average, begin_model, send_model, towards
+from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.payload import Payload, SiteId
 from polysite.site import Budget, Cases, Objective, Site, Tilt
 from polysite.tree import Tree
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree
 
 
 @dataclass(frozen=True)
@@ -74,9 +67,7 @@ class PFedMe:
     beta: float = 1.0
     uniform: bool = True
 
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(needs="sum")
 
     def __post_init__(self) -> None:
         within(self, lam=(TINY, INF), lr=(TINY, INF), outer=(1, INF), inner_lr=(TINY, INF), inner=(1, INF))
@@ -86,9 +77,7 @@ class PFedMe:
     def reply(self) -> Mapping[str, Kind]:
         return {"model": "model", "weight": "one" if self.uniform else "count"}
 
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params)
-
+    init = begin_model
     send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:

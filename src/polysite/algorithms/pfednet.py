@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from statistics import median
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -70,10 +70,6 @@ class PFedNet:
     eta: float | None = None
     personal: tuple[str, ...] = ("head.*",)
     uniform: bool = True
-
-    needs: ClassVar[Literal["sum", "each"]] = "each"
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, lam=(0, INF), neighbours=(1, INF), eta=(TINY, INF))

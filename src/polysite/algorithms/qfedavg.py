@@ -10,26 +10,18 @@ The loss needs one more forward pass over the training cases, on fixed patches w
 same weight; q = 0 is FedAvg with uniform weights. The norms are large for a U-Net, so a q above one takes small steps.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import average, send_model, serve_received, towards
+from polysite.algorithms.average import State, average, begin_model, send_model, serve_received, towards
 from polysite.algorithms.base import INF, Facts, Kind, within
 from polysite.payload import Payload, SiteId
 from polysite.site import Site
-from polysite.tree import Tree
 
 FLOOR = 1e-10  # added to the loss, whose powers are divided by
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree
 
 
 @dataclass(frozen=True)
@@ -46,17 +38,12 @@ class QFedAvg:
     augmented: bool = False
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "one", "loss": "cost", "lr": "rate"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
-    facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = True
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(plain_sgd=True, shared_model=True)
 
     def __post_init__(self) -> None:
         within(self, q=(0, INF))
 
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params)
-
+    init = begin_model
     send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:

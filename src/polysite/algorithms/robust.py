@@ -7,13 +7,13 @@ price: honest hospitals that differ from most are treated like bad ones. Distanc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polysite import tree
-from polysite.algorithms.average import send_model, serve_received
+from polysite.algorithms.average import State, begin_model, send_model, serve_received
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId, mean
@@ -21,11 +21,9 @@ from polysite.site import Site
 from polysite.tree import Tree
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of the server."""
-
-    model: Tree
+def _local(algorithm: Any, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+    """Train the received model: a method ``local`` that leaves all sites the same weight."""
+    return Payload(model=site.fit(got["model"]).params), memory
 
 
 @dataclass(frozen=True)
@@ -41,18 +39,11 @@ class Median:
     """
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params)
-
+    init = begin_model
     send = send_model
-
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return Payload(model=site.fit(got["model"]).params), memory
+    local = _local
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(_median(replies))
@@ -79,10 +70,7 @@ class TrimmedMean:
     beta: float = 0.25
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 0.5:
@@ -97,9 +85,7 @@ class TrimmedMean:
         return State(params)
 
     send = send_model
-
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return Payload(model=site.fit(got["model"]).params), memory
+    local = _local
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(tree.trimmed_mean([replies[i]["model"] for i in sorted(replies)], self._cut(len(replies))))
@@ -131,10 +117,7 @@ class Krum:
     keep: int = 1
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, f=(0, INF), keep=(1, INF))
@@ -152,9 +135,7 @@ class Krum:
         return State(params)
 
     send = send_model
-
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return Payload(model=site.fit(got["model"]).params), memory
+    local = _local
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         if len(replies) < 2 * self.f + 3:
@@ -189,17 +170,12 @@ class GeometricMedian:
     tolerance: float = 1e-6
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
-    needs: ClassVar[Literal["sum", "each"]] = "each"
     facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within(self, iterations=(1, INF), smoothing=(TINY, 1), tolerance=(0, 1))
 
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(params)
-
+    init = begin_model
     send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:

@@ -87,12 +87,8 @@ class Robust(Around):
             )
 
     @property
-    def needs(self) -> Literal["sum", "each"]:
-        return "each"
-
-    @property
     def facts(self) -> Facts:
-        return replace(facts(self.inner), poolable=False)
+        return replace(facts(self.inner), needs="each", poolable=False)
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> Any:
         count = len(sites)

@@ -14,7 +14,7 @@ gradient along the local path only for plain SGD, so momentum and Adam are refus
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from polysite import tree
 from polysite.algorithms.average import average, serve_received, towards
@@ -47,10 +47,7 @@ class Scaffold:
     server_lr: float = 1.0
     uniform: bool = True
 
-    needs: ClassVar[Literal["sum", "each"]] = "each"  # it remembers the weight of every site
-    facts: ClassVar[Facts] = Facts(shared_model=True)
-    plain_sgd: ClassVar[bool] = True
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(plain_sgd=True, shared_model=True)  # it remembers the weight of every site
 
     def __post_init__(self) -> None:
         within(self, server_lr=(TINY, INF))

@@ -25,7 +25,7 @@ from typing import ClassVar, Literal
 
 from polysite import tree
 from polysite.algorithms.average import average
-from polysite.algorithms.base import INF, Kind, in_rounds, within
+from polysite.algorithms.base import INF, Facts, Kind, in_rounds, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Mix, Objective, Site, Tilt
@@ -64,9 +64,7 @@ class SuPerFed:
     choices: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
-    needs: ClassVar[Literal["sum", "each"]] = "sum"
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = True
+    facts: ClassVar[Facts] = Facts(needs="sum")
 
     def __post_init__(self) -> None:
         within(self, mu=(0, INF), nu=(0, INF), after=(0, INF))

@@ -21,6 +21,7 @@ from typing import Any
 from polysite import config, tree
 from polysite import study as studies
 from polysite.algorithms import name_of
+from polysite.algorithms.base import facts
 from polysite.config import Study
 from polysite.data.split import SiteSplit
 from polysite.engines.phases import Phase, find_models
@@ -212,7 +213,7 @@ def _protections(folder: RunFolder, chosen: Study, dealt: Mapping[str, SiteSplit
     private, phase = chosen.train.private, replayed.phase
     people = {i: len({r.patient or r.source for r in s["train"]}) for i, s in dealt.items() if s["train"]}
     unit = private.unit if private.on else ""
-    return Protections(phase.plan.secure.on, unit, spent, private.delta, people, phase.algorithm.needs == "sum")
+    return Protections(phase.plan.secure.on, unit, spent, private.delta, people, facts(phase.algorithm).needs == "sum")
 
 
 def _inversions(

@@ -184,6 +184,7 @@ def algorithms(
 
     from polysite import plugins
     from polysite.algorithms import describe
+    from polysite.algorithms.base import facts
 
     if name:
         from polysite import config as configuration
@@ -195,7 +196,7 @@ def algorithms(
     for own in plugins.names("algorithms"):
         kind = plugins.find("algorithms", own, "algorithm.name")
         first = (getdoc(kind) or "").partition("\n")[0]
-        known.append((own, plugins.path_of(kind), first, getattr(kind, "needs", "each")))
+        known.append((own, plugins.path_of(kind), first, facts(kind).needs))
     if as_json:
         for name, paper, line, needs in known:
             print(json.dumps({"name": name, "paper": paper, "summary": line, "needs": needs}))

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
+from polysite.buffers import Buffer
 from polysite.data.case import Case, CaseRef
 from polysite.data.prepare import Prepare
-from polysite.errors import ConfigError, DataError, RunError
+from polysite.errors import ConfigError, DataError, PayloadError, RunError
 from polysite.foreign import parse_json
+from polysite.payload import STORED, mapped, pack, unpack
 from polysite.storage import write_file
 
 VERSION = 1  # of the preparation; a new version makes every entry again, and so does another MONAI
@@ -34,7 +34,6 @@ SUFFIX = ".safetensors"
 # names of entries, and of the drafts of ``write_file`` that a killed run leaves behind
 OURS = re.compile(r"[0-9a-f]{40}(\.safetensors)?|\.[0-9a-f]{40}(\.safetensors)?\.[0-9a-f]{12}\.partial")
 Arrays = dict[str, np.ndarray]
-TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "U8": np.dtype("u1")}
 
 
 def place() -> Path:
@@ -73,14 +72,14 @@ class Cache:
                 return None
             stored = self._facts(ref, how).read_bytes()
             sound = zlib.crc32(stored[4:]) == int.from_bytes(stored[:4], "little")
-            return safetensors.numpy.load(stored[4:]) if sound else None
-        except (OSError, safetensors.SafetensorError):
+            return unpack(stored[4:], STORED)[1] if sound else None
+        except (OSError, PayloadError):
             return None
 
     def keep(self, ref: CaseRef, how: Sequence[Any], made: Arrays) -> None:
         """Store arrays computed from a case; ``how`` lists the settings of the computation and is part of the key."""
         if ref.files:
-            content = safetensors.numpy.save(made)
+            content = pack(made)
             _write(self._facts(ref, how), zlib.crc32(content).to_bytes(4, "little") + content)
 
     def _facts(self, ref: CaseRef, how: Sequence[Any]) -> Path:
@@ -135,13 +134,13 @@ def _digest(recipe: Sequence[Any]) -> str:
     return blake2b(json.dumps(recipe).encode(), digest_size=20).hexdigest()
 
 
-def _pack(case: Case) -> bytes:
+def _pack(case: Case) -> memoryview:
     arrays = {"image": case.image, "label": case.label}
     facts = {"spacing": case.spacing, "unit": case.unit, "sum": [zlib.crc32(a.data) for a in arrays.values()]}
-    return safetensors.numpy.save(arrays, {"polysite": json.dumps(facts)})
+    return pack(arrays, {"polysite": json.dumps(facts)})
 
 
-def _write(file: Path, content: bytes) -> None:
+def _write(file: Path, content: Buffer) -> None:
     """Write an entry that only its owner can read."""
 
     def fill(draft: Path) -> None:
@@ -162,18 +161,9 @@ def _write(file: Path, content: bytes) -> None:
 def _open(file: Path) -> Case | None:
     """Return the memory-mapped case in an entry; None if it is missing or damaged."""
     try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            head: dict[str, Any] = parse_json(stream.read(min(length, 1 << 20)))
-        facts = parse_json(head["__metadata__"]["polysite"])
-        arrays = []
-        for name, checksum in zip(("image", "label"), facts["sum"], strict=True):
-            entry = head[name]
-            begin = 8 + length + entry["data_offsets"][0]
-            # copy-on-write: torch requires writable memory, and the file must not change
-            arrays.append(np.memmap(file, TYPES[entry["dtype"]], "c", begin, tuple(entry["shape"])))
-            if zlib.crc32(arrays[-1].data) != checksum:
-                return None
-        return Case("", "", arrays[0], arrays[1], tuple(facts["spacing"]), unit=facts["unit"])
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, DataError):
+        texts, arrays = unpack(mapped(file), STORED)  # copy-on-write: the file must not change
+        facts, image, label = parse_json(texts["polysite"]), arrays["image"], arrays["label"]
+        sound = (image.dtype, label.dtype, [zlib.crc32(a.data) for a in (image, label)]) == ("<f4", "u1", facts["sum"])
+        return Case("", "", image, label, tuple(facts["spacing"]), unit=facts["unit"]) if sound else None
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, DataError, PayloadError):
         return None

@@ -5,7 +5,7 @@ A source names its modalities and labels, and lists the cases of every site with
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn, Protocol
+from typing import ClassVar, Literal, NoReturn, Protocol
 
 from polysite.data.case import Case, CaseRef
 from polysite.data.files import Files
@@ -51,22 +51,8 @@ class Source(Protocol):
         ...
 
 
-class Volumes:
-    """What sources of 3D images to segment have in common."""
-
-    @property
-    def task(self) -> str:
-        """The task: ``segmentation``."""
-        return "segmentation"
-
-    @property
-    def dims(self) -> int:
-        """Number of spatial dimensions: 3."""
-        return 3
-
-
 @dataclass(frozen=True)
-class Phantom(Volumes):
+class Phantom:
     """Simulated hospitals: brain phantoms with tumours; scanners and patients differ from hospital to hospital.
 
     Args:
@@ -79,18 +65,13 @@ class Phantom(Volumes):
     sites: Mapping[str, Hospital] = field(default_factory=four_hospitals)
     seed: int | None = None
 
+    task: ClassVar[str] = "segmentation"
+    dims: ClassVar[int] = 3
+    modality_names: ClassVar[tuple[str, ...]] = MODALITIES
+    label_names: ClassVar[tuple[str, ...]] = LABELS
+
     def __post_init__(self) -> None:
         _check(self.shape, self.sites)
-
-    @property
-    def modality_names(self) -> tuple[str, ...]:
-        """The modalities of a phantom."""
-        return MODALITIES
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """Whole tumour, tumour core and enhancing tumour."""
-        return LABELS
 
     def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
         """Return the cases of every hospital, not drawn yet."""
@@ -130,6 +111,9 @@ class PhantomClasses:
     sites: Mapping[str, Hospital] = field(default_factory=three_clinics)
     seed: int | None = None
 
+    task: ClassVar[str] = "classification"
+    modality_names: ClassVar[tuple[str, ...]] = MODALITIES
+
     def __post_init__(self) -> None:
         _check(self.shape, self.sites)
         if len(self.label_names) < 2:
@@ -138,19 +122,9 @@ class PhantomClasses:
             )
 
     @property
-    def task(self) -> str:
-        """The task: ``classification``."""
-        return "classification"
-
-    @property
     def dims(self) -> int:
         """Number of spatial dimensions: 2 for slices, 3 for volumes."""
         return 2 if self.flat else 3
-
-    @property
-    def modality_names(self) -> tuple[str, ...]:
-        """The modalities of a phantom."""
-        return MODALITIES
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -182,8 +156,25 @@ class PhantomClasses:
         )
 
 
+class _Named:
+    """What sources have in common whose settings name the modalities and labels."""
+
+    modalities: tuple[str, ...]
+    labels: tuple[str, ...]
+
+    @property
+    def modality_names(self) -> tuple[str, ...]:
+        """Names of the modalities."""
+        return self.modalities
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Labels to segment, or classes."""
+        return self.labels
+
+
 @dataclass(frozen=True)
-class AtHospitals:
+class AtHospitals(_Named):
     """Cases that stay at the hospitals: each hospital configures its own, for ``polysite deploy run``.
 
     Args:
@@ -203,23 +194,13 @@ class AtHospitals:
             if not getattr(self, name):
                 raise ConfigError(f"data.{name} is empty: name what every hospital must have; none is opened here")
 
-    @property
-    def modality_names(self) -> tuple[str, ...]:
-        """Modalities that every hospital has."""
-        return self.modalities
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """Labels, or classes."""
-        return self.labels
-
     def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
         """Refuse: no case can be listed here."""
         raise ConfigError("the cases of this study are at the hospitals: 'polysite deploy run' asks them")
 
 
 @dataclass(frozen=True)
-class Counted:
+class Counted(_Named):
     """Cases that are only counted, to estimate costs before the data are available.
 
     Args:
@@ -235,16 +216,6 @@ class Counted:
     labels: tuple[str, ...] = ("WT", "TC", "ET")
     dims: int = 3
     task: Literal["segmentation", "classification"] = "segmentation"
-
-    @property
-    def modality_names(self) -> tuple[str, ...]:
-        """Names of the modalities."""
-        return self.modalities
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """Labels to segment, or classes."""
-        return self.labels
 
     def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
         """Return as many cases as every site has, all of one known group; none can be opened."""

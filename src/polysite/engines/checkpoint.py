@@ -16,20 +16,19 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
+from polysite import payload
 from polysite.errors import PolysiteError, RunError, shown
 from polysite.foreign import parse_json
-from polysite.payload import TYPES, Payload, plain
+from polysite.payload import STORED, Payload, pack, plain, unpack
 from polysite.storage import link_file, write_file
 from polysite.tree import Tree
 
 Lift = Callable[[Tree], Tree]
 # what reading a damaged file may raise, also one with a digest that was computed anew
 DAMAGE = (
-    safetensors.SafetensorError, PolysiteError, OSError, LookupError, ValueError, TypeError, AttributeError,
-    ArithmeticError, RecursionError, MemoryError,
+    PolysiteError, OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError,
+    MemoryError,
 )  # fmt: skip
 # modules and classes that have moved since 0.1.0, whose names old files hold
 MOVED = {
@@ -53,7 +52,7 @@ def save(path: Path, value: Any, twins: Iterable[Path] = ()) -> None:
     if twin is not None:
         link_file(twin, path)
         return
-    write_file(path, lambda temporary: safetensors.numpy.save_file(arrays, temporary, metadata=header))
+    write_file(path, lambda temporary: temporary.write_bytes(pack(arrays, header)))
 
 
 def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = (), mapped: bool = False) -> Any:
@@ -66,9 +65,8 @@ def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = (), ma
         mapped: Map the arrays into memory instead of reading them.
     """
     try:
-        with safetensors.safe_open(path, "np") as file:  # refuses a file that is too short
-            header = file.metadata() or {}
-            arrays = map_arrays(path)[1] if mapped else {k: file.get_tensor(k) for k in list(file.keys())}
+        header, there = unpack(payload.mapped(path), STORED)
+        arrays = there if mapped else {k: a.copy() for k, a in there.items()}
         digest, _, shape = header["checkpoint"].partition(" ")
         if digest != _digest(shape, arrays):
             raise Damaged(f"{path} is damaged: its content does not match its digest")
@@ -80,22 +78,11 @@ def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = (), ma
         raise kind(f"{path} cannot be read as a checkpoint: {shown(problem)}") from problem
 
 
-def map_arrays(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """Return the texts in the header of a safetensors file, and its arrays, mapped into memory (copy-on-write)."""
-    whole = np.asarray(np.memmap(path, np.uint8, "c"))
-    begin = 8 + int.from_bytes(whole[:8].tobytes(), "little")
-    header = parse_json(whole[8:begin].tobytes())
-    texts = header.pop("__metadata__", {})
-    places = {k: (slice(*(begin + at for at in entry["data_offsets"])), entry) for k, entry in header.items()}
-    return texts, {k: whole[here].view(TYPES[e["dtype"]]).reshape(e["shape"]) for k, (here, e) in places.items()}
-
-
 def _header(path: Path) -> Mapping[str, str]:
     """Return the header of a checkpoint, which has the digest of its content; empty if it cannot be read."""
     try:
-        with safetensors.safe_open(path, "np") as file:  # refuses a file that is too short
-            return dict(file.metadata() or {})
-    except (safetensors.SafetensorError, OSError):
+        return unpack(payload.mapped(path), STORED)[0]
+    except DAMAGE:
         return {}
 
 

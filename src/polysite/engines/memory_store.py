@@ -15,9 +15,7 @@ from tempfile import mkdtemp
 from typing import Any, Literal
 
 from polysite import machine
-from polysite.engines.checkpoint import map_arrays
-from polysite.foreign import parse_json
-from polysite.payload import Payload, SiteId, encode
+from polysite.payload import STORED, Payload, SiteId, decode, encode, mapped
 from polysite.storage import write_file
 
 Where = Literal["device", "host", "disk"]
@@ -37,7 +35,7 @@ class Stored:
         if self._kept is not None:
             return self._kept
         assert self._file is not None
-        return _mapped(self._file)
+        return decode(mapped(self._file), STORED)
 
 
 class Memories(Mapping[SiteId, Payload]):
@@ -126,13 +124,3 @@ def _free_on(payload: Payload) -> int:
 def to_host(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tree with all arrays in main memory."""
     return {k: x.detach().cpu() if getattr(x, "is_cuda", False) else x for k, x in tree.items()}
-
-
-def _mapped(path: Path) -> Payload:
-    """Return the payload in a file of ``encode`` without reading its arrays."""
-    header, arrays = map_arrays(path)
-    fields = {
-        field: float(arrays[field]) if names is None else {k: arrays[f"{field}/{k}"] for k in names}
-        for field, names in parse_json(header["payload"])
-    }
-    return Payload(**fields)

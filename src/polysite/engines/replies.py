@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polysite import tree
-from polysite.algorithms.base import Algorithm, objections, serving_payloads
+from polysite.algorithms.base import Algorithm, facts, objections, serving_payloads
 from polysite.engines.guard import RoundGuard
 from polysite.engines.jury import cast
 from polysite.engines.reply_checks import Look, judge, look
@@ -114,8 +114,8 @@ def weights_of(replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
 
 def is_summable(algorithm: Algorithm[Any]) -> bool:
     """Return whether one reply, the mean of the models, can stand for all replies to an algorithm."""
-    summable = algorithm.needs == "sum" and "model" in algorithm.reply and set(algorithm.reply) <= {"model", "weight"}
-    return summable and not hasattr(algorithm, "objections")
+    summable = facts(algorithm).needs == "sum" and not hasattr(algorithm, "objections")
+    return summable and "model" in algorithm.reply and set(algorithm.reply) <= {"model", "weight"}
 
 
 def expected_weights(exchange: Exchange) -> dict[SiteId, float] | None:

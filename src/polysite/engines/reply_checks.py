@@ -24,21 +24,6 @@ CASES = ("weight", "size", "cases")  # fields that hold the number of training c
 LIMITS = {"count": (1.0, 1e9), "one": (1.0, 1.0), "rate": (1e-12, 1e9), "cost": (0.0, 1e9), "number": (0.0, 1e12)}
 
 
-def screen(
-    expected: Mapping[str, Kind], params: Tree, sent: Mapping[SiteId, Payload], replies: Mapping[SiteId, Payload]
-) -> dict[SiteId, str]:
-    """Return the sites whose reply is refused, with the reason.
-
-    Args:
-        expected: Fields of a reply and their kinds.
-        params: A tree with the names, shapes and types of the model.
-        sent: The payloads that were sent.
-        replies: The replies.
-    """
-    looks = {i: look(expected, params, sent.get(i), replies[i]) for i in sorted(replies)}
-    return judge(params, sent, looks)
-
-
 @dataclass(frozen=True, slots=True)
 class Look:
     """What the checks keep of a reply: numbers, never arrays."""

@@ -37,8 +37,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import safetensors.numpy
-
 from polysite import machine
 from polysite.engines import checkpoint, site_memory
 from polysite.engines.record import Result, RoundRecord, read_records
@@ -46,7 +44,7 @@ from polysite.engines.site_memory import Memory
 from polysite.errors import RunError
 from polysite.foreign import parse_json
 from polysite.locks import held
-from polysite.payload import plain
+from polysite.payload import pack, plain
 from polysite.privacy import Release
 from polysite.storage import draft_folder, link_file, write_file
 from polysite.tree import Tree
@@ -308,7 +306,7 @@ class RunFolder:
         """Write a model as plain safetensors."""
         arrays = {k: plain(v) for k, v in model.items()}
         write_file(
-            self.path / "models" / f"{file_name(name)}.safetensors", lambda p: safetensors.numpy.save_file(arrays, p)
+            self.path / "models" / f"{file_name(name)}.safetensors", lambda draft: draft.write_bytes(pack(arrays))
         )
 
     def finish(self, result: Result) -> None:

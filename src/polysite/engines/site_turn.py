@@ -97,7 +97,7 @@ def restore_reply(
 
 def check_steps(algorithm: Algorithm[Any], name: str, steps: Sequence[OutgoingStep]) -> None:
     """Refuse steps that reveal only the sum of the replies to an algorithm that needs each reply."""
-    if algorithm.needs == "each" and any(step.reveals == "sum" for step in steps):
+    if facts(algorithm).needs == "each" and any(step.reveals == "sum" for step in steps):
         raise ConfigError(
             f"{name} needs the reply of each site, and only the sum of all replies would be revealed; choose an "
             "algorithm with needs = 'sum' ('polysite algorithms' lists them)"

@@ -14,7 +14,7 @@ import safetensors.torch
 
 from polysite import config, postprocessing, study
 from polysite.algorithms import name_of
-from polysite.algorithms.base import case_clusters, serving_payloads
+from polysite.algorithms.base import case_clusters, facts, serving_payloads
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data.federation import hides_modalities
@@ -70,7 +70,7 @@ def served_model(folder: RunFolder, site: SiteId | None) -> ServedModel:
     if chosen.slices.axis and result.task == "classification":
         raise RunError(f"{folder.path} classifies slices, and its model cannot classify whole scans; train on volumes")
     trained = site is None or _trained(folder, site)
-    if not trained and not all(phase.algorithm.strangers for phase in config.phases(chosen)):
+    if not trained and not all(facts(phase.algorithm).strangers for phase in config.phases(chosen)):
         raise RunError(  # its model would be an untrained network
             f"{site!r} did not train until the best round of {folder.path}, and {method_of(chosen)} has no model for "
             "such a hospital: train longer, with a larger run.share, or use an algorithm that has one"

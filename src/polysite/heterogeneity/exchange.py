@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from polysite.algorithms.base import Facts
 from polysite.errors import ConfigError
 from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME, PrivateSums, bounded_sums
 from polysite.heterogeneity.distances import Values, angle, slices
@@ -80,9 +81,7 @@ class Assess:
     resamples: int = 300
     private: PrivateSums = PrivateSums()
 
-    needs: ClassVar[Literal["sum", "each"]] = "each"
-    plain_sgd: ClassVar[bool] = False
-    strangers: ClassVar[bool] = False
+    facts: ClassVar[Facts] = Facts(strangers=False)
 
     def __post_init__(self) -> None:
         least = {"fewest": 1, "levels": 2, "projections": 0, "permutations": 99, "resamples": 100, "take": 0}

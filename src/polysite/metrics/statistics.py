@@ -61,23 +61,6 @@ def rank_biserial(differences: ArrayLike) -> float:
     return float((ranks * np.sign(nonzero)).sum() / ranks.sum()) if nonzero.size else 0.0
 
 
-def cohen_dz(differences: ArrayLike) -> float:
-    """Return Cohen's d of paired differences: their mean in sample standard deviations; NaN for fewer than two.
-
-    If all differences are equal, the result is infinite, or 0 if they are zero.
-
-    >>> cohen_dz([1.0, 2.0, 3.0])
-    2.0
-    """
-    values = _numbers(differences)
-    if values.size < 2:
-        return math.nan
-    mean, std = float(values.mean()), float(values.std(ddof=1))
-    if np.ptp(values) == 0:  # rounding may make the deviation of equal values tiny instead of zero
-        return math.copysign(math.inf, values[0]) if values[0] else 0.0
-    return mean / std
-
-
 def wins(differences: ArrayLike, margin: float = 0.0) -> tuple[int, int, int]:
     """Return the numbers of differences above the margin, within it, and below it.
 

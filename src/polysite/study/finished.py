@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polysite import config
+from polysite.algorithms.base import facts
 from polysite.config import Study
 from polysite.data.split import SiteSplit, table
 from polysite.engines.phases import Models, Phase, find_models
@@ -38,7 +39,7 @@ def models_of(
     """
     phases = config.phases(chosen)
     engines = [Simulator(s.algorithm, {i: site.under(s.train) for i, site in sites.items()}) for s in phases]
-    strangers = all(s.algorithm.strangers for s in phases)  # a phase starts from what the phases before it serve
+    strangers = all(facts(s.algorithm).strangers for s in phases)  # a phase starts from what the phases before it serve
     known = sorted(sites) if strangers else [s for s in trained if s in sites]
     built = [Phase(s.algorithm, e, s.run) for s, e in zip(phases, engines, strict=True)]
     return known, find_models(folder, built, folder.result, known)

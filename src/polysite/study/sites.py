@@ -182,7 +182,7 @@ def roles(study: Study, cases: Mapping[str, Mapping[str, Sequence[Any]]]) -> tup
     train = [s for s, splits in cases.items() if splits["train"]]
     audience = [s for s, splits in cases.items() if splits["validation"] or splits["test"]]
     strangers = sorted({*audience} - {*train})
-    if strangers and not study.algorithm.strangers:
+    if strangers and not facts(study.algorithm).strangers:
         raise ConfigError(
             f"{name_of(study.algorithm)} has no model for {strangers[0]!r}, which does not train: choose another "
             "algorithm, or a federation in which every site trains"

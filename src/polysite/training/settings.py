@@ -102,7 +102,7 @@ class Train:
         """Refuse an optimiser that violates the assumptions of the algorithm."""
         plain = {"optimiser": "sgd", "momentum": 0.0, "clip_gradients": 0.0}
         other = next((key for key, value in plain.items() if getattr(self, key) != value), None)
-        if algorithm.plain_sgd and other is not None:
+        if facts(algorithm).plain_sgd and other is not None:
             raise ConfigError(
                 f"{name} is derived for plain SGD and would be wrong with train.{other} = {getattr(self, other)!r}; "
                 f"set train.{other} = {plain[other]!r}, or choose another algorithm"

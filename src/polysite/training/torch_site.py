@@ -236,14 +236,8 @@ class TorchSite:
         if self.train.private.unit == "patient":
             return self._fit_privately(params, objective, budget, only, keep)
         self._drawn = []
-        self.network.write(params)
-        self.network.train(only)
-        trained = {k: p for k, p in self.network.parameters.items() if tree.matches(k, only)}
         steps = self.network.gpu_steps if not objective.extra else None  # a step that all fits share
-        for k, p in self.network.parameters.items():  # it computes all gradients
-            p.requires_grad_(k in trained or steps is not None)
-        passed = self.round - self._first if budget.round is None else budget.round
-        rate = (self.train.lr if budget.lr is None else budget.lr) * self.train.gamma**passed
+        trained, rate = self._begin_fit(params, only, budget, steps is not None)  # it computes all gradients
         mixing = Mixing(trained, objective.mix, self._rng(None, _MIXING)) if objective.mix else None
         weights = mixing.weights if mixing else list(trained.values())
         force = _Force(objective.tilt or Tilt(), mixing.shared if mixing else trained)
@@ -286,6 +280,18 @@ class TorchSite:
         fit = Fit(model, float(total) / max(count, 1), count, count * rate, reach, twin, second, behind, one)
         return self._kept(fit, [*model.values(), *twin.values(), *second.values()])
 
+    def _begin_fit(
+        self, params: Tree, only: Collection[str], budget: Budget, all_gradients: bool = False
+    ) -> tuple[dict[str, torch.nn.Parameter], float]:
+        """Put the parameters into the network; return those to train, and the learning rate."""
+        self.network.write(params)
+        self.network.train(only)
+        trained = {k: p for k, p in self.network.parameters.items() if tree.matches(k, only)}
+        for k, p in self.network.parameters.items():
+            p.requires_grad_(k in trained or all_gradients)
+        passed = self.round - self._first if budget.round is None else budget.round
+        return trained, (self.train.lr if budget.lr is None else budget.lr) * self.train.gamma**passed
+
     def _kept(self, fit: Fit, values: list[torch.Tensor]) -> Fit:
         """Add a fit to those of this round; refuse one that diverged."""
         sound = torch.stack(torch._foreach_norm(values)).isfinite().all()
@@ -310,13 +316,7 @@ class TorchSite:
         draws = self.private_draws(rng)
         length, counted = self._length(budget)
         steps = draws.steps(length) if counted is None else counted
-        self.network.write(params)
-        self.network.train(only)
-        trained = {k: p for k, p in self.network.parameters.items() if tree.matches(k, only)}
-        for k, p in self.network.parameters.items():
-            p.requires_grad_(k in trained)
-        passed = self.round - self._first if budget.round is None else budget.round
-        rate = (self.train.lr if budget.lr is None else budget.lr) * self.train.gamma**passed
+        trained, rate = self._begin_fit(params, only, budget)
         force = _Force(objective.tilt or Tilt(), trained)
         optimiser = self._optimiser(list(trained.values()), rate)
         step = PrivateStep(self.network, self._loss, list(trained.values()), private, draws.expected, rng)

@@ -8,7 +8,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from polysite import config, study
 from polysite.algorithms import cfft
-from polysite.algorithms.base import is_finished
+from polysite.algorithms.base import facts, is_finished
 from polysite.algorithms.cfft import Cfft
 from polysite.cluster.mixture import Mixture, Settings
 from polysite.cluster.noisy_mixture import NoisyClusters
@@ -88,7 +88,7 @@ def test_what_is_pooled_or_withheld_does_not_go_together():
         Cfft(together=True, fewest=5)
     with pytest.raises(ConfigError, match="nothing is pooled or withheld"):
         Cfft(together=True, fit="pooled")
-    assert Cfft(together=True).needs == "sum" and Cfft().needs == "each"
+    assert facts(Cfft(together=True)).needs == "sum" and facts(Cfft()).needs == "each"
     with pytest.raises(ConfigError, match=r"cfft needs the reply of each site unless algorithm\.together = true"):
         config.parse('run.secure.use = "on"\n[[then]]\nalgorithm.name = "cfft"\nrun.rounds = 200\n')
 

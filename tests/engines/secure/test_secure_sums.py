@@ -9,6 +9,7 @@ from scipy import stats
 
 from polysite import tree
 from polysite.algorithms import ALGORITHMS, find
+from polysite.algorithms.base import facts
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.robust import Krum
 from polysite.algorithms.weighted import Weighted
@@ -26,7 +27,7 @@ from quadratic import Quadratic
 from table import CASES, START, sites
 
 ON = Secure("on")
-SUMS = {name: a for name, a in CASES.items() if a.needs == "sum"}
+SUMS = {name: a for name, a in CASES.items() if facts(a).needs == "sum"}
 KINDS = {"model": "model", "weight": "count"}
 FIVE = "abcde"
 
@@ -396,7 +397,7 @@ def test_an_algorithm_that_needs_each_reply_is_refused_with_those_that_work(name
     algorithm = find(name, ALGORITHMS, "algorithm")
     algorithm = algorithm() if isinstance(algorithm, type) else algorithm
     text = f'run.secure.use = "on"\n[algorithm]\nname = "{name}"\n'
-    if algorithm.needs == "sum":
+    if facts(algorithm).needs == "sum":
         assert parse(text).run.secure.on
         return
     with pytest.raises(ConfigError, match="needs the reply of each site") as refused:

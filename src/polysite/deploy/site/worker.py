@@ -36,7 +36,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 import torch
 
 from polysite import assessment, config
@@ -77,7 +76,7 @@ from polysite.engines.secure.sealed import FIELD, Seal, analysed
 from polysite.engines.site_memory import Memory
 from polysite.engines.site_turn import Turn, take_turn
 from polysite.errors import ConfigError, PayloadError, PolysiteError, RunError, shown
-from polysite.payload import Payload, decode, encode, plain
+from polysite.payload import Payload, decode, encode, pack, plain
 from polysite.privacy import Private, Release
 from polysite.site import Cases, Fit
 from polysite.storage import private_folder, set_aside, write_file
@@ -460,7 +459,7 @@ class Worker:
             private_folder(folder)
             write_file(
                 folder / f"{file_name(request.name)}{group}.safetensors",
-                lambda p, a=arrays: safetensors.numpy.save_file(a, p),  # type: ignore[misc]
+                lambda draft, a=arrays: draft.write_bytes(pack(a)),  # type: ignore[misc]
             )
         digests = Digests(tuple(map(model_digest, models)))
         return Leaving(digests.header(), fields={"digest of the model": "number"})

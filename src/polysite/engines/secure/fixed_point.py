@@ -17,7 +17,6 @@ from polysite.errors import PayloadError
 from polysite.payload import Payload, plain
 
 DIGITS, DIGIT, FRACTION = 3, 40, 60
-MAX_SITES = 1 << 20
 PARAMETERS = ("model", "update")
 TOTALS = ("statistics", "counts")  # kinds of which an algorithm wants the sum; of others it wants the mean
 NUMBER = "value"  # name of the array that stands for a single number

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from polysite.algorithms.base import Kind
+from polysite.algorithms.base import Kind, facts
 from polysite.engines.secure.masks import agreed_key, seal, unseal
 from polysite.engines.secure.member import Mask, Session, session_id
 from polysite.errors import DataError, PayloadError
@@ -54,7 +54,7 @@ class Seal:
 
 def protecting(algorithm: Any, session: Session, fraction: int) -> Mask | Seal:
     """Return the last outgoing step: a mask if the sum of the replies is enough, else encryption."""
-    return Seal(session) if algorithm.needs == "each" else Mask(session, fraction)
+    return Seal(session) if facts(algorithm).needs == "each" else Mask(session, fraction)
 
 
 def analyst_of(sites: Collection[SiteId]) -> SiteId:

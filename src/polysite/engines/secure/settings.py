@@ -46,7 +46,7 @@ class Secure:
 
 def check_algorithm(algorithm: Any) -> None:
     """Refuse an algorithm that needs the reply of each site, before anything is trained."""
-    if algorithm.needs == "each":
+    if facts(algorithm).needs == "each":
         setting = facts(algorithm).sums_with
         raise ConfigError(
             f"{' around '.join(names_of(algorithm))} needs the reply of each site{f' unless {setting}' * bool(setting)}"
