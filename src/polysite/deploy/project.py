@@ -128,7 +128,7 @@ class Project:
         if not file.is_file():
             raise ConfigError(f"{folder} is no project: it has no server.toml; 'polysite deploy init' makes one")
         known = {"address": str, "host": str, "port": int, "min_sites": int, "deadline": float, "sites": dict}
-        given = settings(file, known)
+        given = settings(file, known, "server")
         for key in ("address", "sites"):
             if not given.get(key):
                 raise ConfigError(f"{file} has no {key}; see what 'polysite deploy init' writes")
@@ -235,7 +235,7 @@ class SiteConfig:
             "state": "state",
         }
         texts = dict.fromkeys(("name", "server", "device", "engine", *files), str)
-        given = settings(file, {**texts, "data": dict, "proxy": dict})
+        given = settings(file, {**texts, "data": dict, "proxy": dict}, "site")
         engine = given.get("engine", "flower")
         if engine not in ("flower", "flare"):
             raise ConfigError(f"{file}: engine = {engine!r} must be 'flower' or 'flare'")
