@@ -43,27 +43,19 @@ Heard = tuple[SiteId, Response, Callable[[], Buffer]]  # the last takes the body
 log = logging.getLogger("polysite")
 
 
-class Envelope(Protocol):
-    """What came back for a message: a header and a body, or an error of the wire."""
+@dataclass(slots=True)
+class Envelope:
+    """What came back for a message, with the identifier of the message: header and body, or an error of the wire."""
 
-    @property
-    def id(self) -> str:
-        """Identifier of the message."""
-        ...
-
-    @property
-    def header(self) -> Header:
-        """Header of the response."""
-        ...
-
-    @property
-    def error(self) -> str:
-        """Why there is no response; empty if there is one."""
-        ...
+    id: str
+    header: Header = field(default_factory=dict)
+    body: Buffer = b""
+    error: str = ""
 
     def take(self) -> Buffer:
-        """Return the body and release it."""
-        ...
+        """Return the body and release it: it may have gigabytes."""
+        body, self.body = self.body, b""
+        return body
 
 
 class Wire(Protocol):

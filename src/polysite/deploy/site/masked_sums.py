@@ -33,7 +33,7 @@ from polysite.engines.secure.member import Identity, Session, open_session, take
 from polysite.engines.secure.settings import Secure
 from polysite.errors import PayloadError
 from polysite.payload import Payload, SiteId, decode
-from polysite.storage import private_folder, write_private
+from polysite.storage import Journal, private_folder, write_private
 
 BYTES = ("id", "mask_key", "share_key", "seed", "own")
 TABLES = ("mask_keys", "share_keys", "sealed")
@@ -50,6 +50,7 @@ class MaskedSums:
 
     def __init__(self, folder: Path, site: SiteConfig, policy: SitePolicy):
         self.folder, self.site, self.policy = folder / "secure", site, policy
+        self._sums = Journal[dict[str, Any]](self.folder / "sums.jsonl", dict)
         self._signers: dict[str, SiteId] = {}  # fingerprint of a key -> the hospital whose keys it has signed
 
     def step(self, request: Request, secure: Secure) -> Payload:
@@ -129,19 +130,14 @@ class MaskedSums:
 
     def _known(self, request: Request, what: str) -> list[set[SiteId]]:
         """Return the hospitals of the sums of this round that a reply left for, or that were opened."""
-        file = self.folder / "sums.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        known = [json.loads(line) for line in lines]
         here = (request.phase, request.round)
-        return [set(k[what]) for k in known if what in k and (k["phase"], k["round"]) == here]
+        return [set(k[what]) for k in self._sums.read() if what in k and (k["phase"], k["round"]) == here]
 
     def _note(self, request: Request, what: str, sites: tuple[SiteId, ...]) -> None:
         if set(sites) in self._known(request, what):
             return
-        file = self.folder / "sums.jsonl"
-        before = file.read_text() if file.exists() else ""
-        line = json.dumps({"phase": request.phase, "round": request.round, what: list(sites)})
-        write_private(file, f"{before}{line}\n")
+        more = {"phase": request.phase, "round": request.round, what: list(sites)}
+        self._sums.replace(map(json.dumps, [*self._sums.read(), more]))
 
     # whose keys
 
