@@ -119,7 +119,8 @@ def _connect(fleet: Fleet, say: Say) -> None:
     said, pause = "", 0.5
     while True:
         try:
-            return fleet.connect()
+            fleet.connect()
+            return
         except RunError as problem:
             slowly = getattr(problem, "slowly", False)
             if str(problem) != said:

@@ -22,10 +22,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+from cryptography.hazmat.primitives.hashes import SHA256
+
 from polysite.buffers import Buffer
-from polysite.deploy.certificates import read_key
+from polysite.deploy.certificates import public_line, read_key, read_public
 from polysite.deploy.enrolment import fingerprint
-from polysite.deploy.project import SiteConfig, public_line
+from polysite.deploy.project import SiteConfig
 from polysite.deploy.protocol import Request
 from polysite.deploy.site.agreement import Refusal
 from polysite.deploy.site.policy import SitePolicy
@@ -145,9 +149,6 @@ class MaskedSums:
         """Return the public key of this hospital and its signature under keys of a sum."""
         if not self.site.key.is_file():
             return {}
-        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
-        from cryptography.hazmat.primitives.hashes import SHA256
-
         key = read_key(self.site.key)
         return {"key": public_line(key.public_key()).encode(), "signature": key.sign(text, ECDSA(SHA256()))}
 
@@ -166,20 +167,13 @@ class MaskedSums:
 
 
 def _is_signed(text: bytes, parts: Mapping[str, bytes], accepted: set[str]) -> bool:
-    from base64 import b64decode
-
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.serialization import load_der_public_key
-
     try:
         line = parts["key"].decode()
-        key = load_der_public_key(b64decode(line, validate=True))
-        if not isinstance(key, EllipticCurvePublicKey) or "".join(fingerprint(line).split()) not in accepted:
+        key = read_public(line)
+        if key is None or "".join(fingerprint(line).split()) not in accepted:
             return False
         key.verify(parts["signature"], text, ECDSA(SHA256()))
-    except (KeyError, TypeError, ValueError, InvalidSignature, UnsupportedAlgorithm):
+    except (KeyError, TypeError, ValueError, InvalidSignature):
         return False
     return True
 
