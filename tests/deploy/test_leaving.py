@@ -15,6 +15,7 @@ from polysite.deploy.project import Project, SiteConfig
 from polysite.deploy.site import courier, ledger
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.worker import Worker
+from polysite.deploy.site.worker_process import alone
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import DataError, RunError
 from polysite.payload import Payload
@@ -112,7 +113,7 @@ def test_one_study_can_be_left_and_a_case_be_withdrawn(place):
 
 
 def test_nobody_leaves_while_the_site_runs(place):
-    with courier.alone(place / "c" / "state"), pytest.raises(RunError, match="stop it first"):
+    with alone(place / "c" / "state"), pytest.raises(RunError, match="stop it first"):
         leaving.leave(place / "c")
 
 
