@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from polysite.deploy.coordinator.run import FILE
 from polysite.deploy.enrolment import revoke
 from polysite.deploy.project import Project, SiteConfig
 from polysite.deploy.site.ledger import Ledger
@@ -21,6 +20,8 @@ from polysite.deploy.site.withdrawn import LEFT, withdraw_case, withdrawn_cases
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import DataError, RunError, nearest
 from polysite.storage import write_file
+
+DEPLOYMENT = "deployment.json"  # file of a deployed run
 
 # at the hospital
 
@@ -109,7 +110,7 @@ def remove(folder: Path, site: str, runs: Path) -> list[Path]:
     if site in project.sites:
         revoke(folder, site)
     found: list[Path] = []
-    for file in sorted(runs.rglob(FILE)):
+    for file in sorted(runs.rglob(DEPLOYMENT)):
         run = RunFolder.open(file.parent)
         with run.alone():
             # models that only one hospital is served: KIND.SITE or KIND.SITE.group-K
