@@ -111,7 +111,7 @@ class SiteStatus:
     """What is known about a site, and what it is doing."""
 
     greeting: Greeting | None = None  # the last one
-    joined: Mapping[str, int] = field(default_factory=dict)  # numbers of cases in its first greeting, which stand
+    cases: Mapping[str, int] = field(default_factory=dict)  # their numbers in its first greeting, which stand
     token: str = ""  # of its connection
     known: bool = False  # it was greeted in this connection
     refused: str = ""  # why it does not take part
@@ -124,11 +124,6 @@ class SiteStatus:
     def ready(self) -> bool:
         """Whether the site takes part: it has been greeted and does not refuse."""
         return self.greeting is not None and not self.refused
-
-    @property
-    def cases(self) -> Mapping[str, int]:
-        """Numbers of cases that the site reported when it joined; empty before its first greeting."""
-        return self.joined
 
 
 class Roster:
@@ -392,8 +387,8 @@ class Roster:
         site, cases = self.sites[name], greeting.cases
         if site.greeting and site.greeting.listed != greeting.listed:
             self.note("its list of cases is not the one with which it joined: its data have changed", name)
-        site.joined = site.joined or dict(cases)
-        changed = [f"{cases[k]} {k} cases instead of {n}" for k, n in site.joined.items() if cases[k] != n]
+        site.cases = site.cases or dict(cases)
+        changed = [f"{cases[k]} {k} cases instead of {n}" for k, n in site.cases.items() if cases[k] != n]
         if changed:
             self.note(f"reports {', '.join(changed)}; the numbers with which it joined stand", name)
 

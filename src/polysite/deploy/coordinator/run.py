@@ -217,7 +217,7 @@ def resume(
         roster.needed = folder.needed()
         roster.secret = int(known.get("secret", 0))
         for name, facts in known["sites"].items():
-            roster.sites[name].joined = {k: int(facts[k]) for k in SPLITS if k in facts}
+            roster.sites[name].cases = {k: int(facts[k]) for k in SPLITS if k in facts}
         roster.keep(_journal(folder))
         roster.gather(wait)
         phases, start = _phases(chosen, roster), study.initial_params(chosen)
