@@ -55,7 +55,7 @@ class PrivacyBudget:
             return self._journal.read()
         except (OSError, ValueError) as problem:
             raise DataError(
-                f"it is not known what studies have spent: {problem}; restore {FILE} from a backup"
+                f"{problem}, so it is not known what studies have spent; restore it from a backup"
             ) from problem
 
     def spent(self, delta: float, more: Iterable[Release] = ()) -> float:
