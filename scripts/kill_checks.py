@@ -17,7 +17,7 @@ from polysite import assessment as assessments
 from polysite import config
 from polysite.algorithms import ALGORITHMS
 from polysite.engines import checkpoint, site_memory
-from polysite.engines.record import Result, RoundRecord
+from polysite.engines.record import Result
 from polysite.engines.run_folder import RunFolder
 from polysite.report import runs
 from polysite.report.site_distances import SiteDistances
@@ -128,8 +128,7 @@ def cache(folder: Path) -> Iterator[str]:
 
 def _records(path: Path) -> object:
     """Read whole lines; only the last one may have been cut short, and it is no record then."""
-    lines = path.read_text().split("\n")
-    return [RoundRecord.from_json(line) for line in lines[:-1]]
+    return RunFolder(path.parent).records()
 
 
 def _json(path: Path) -> object:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -17,7 +16,7 @@ import numpy as np
 from polysite.config import dump, parse
 from polysite.deploy import project as projects
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.coordinator.roster import Deadlines
+from polysite.deploy.coordinator.roster import Deadlines, Envelope
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.worker import Worker
@@ -197,17 +196,6 @@ def until(true, seconds=60.0):
 
 
 FAST = Deadlines(quorum=3, deadline=30, grace=0.2, again=0.1, poll=0.001)
-
-
-@dataclass(frozen=True)
-class Envelope:
-    id: str
-    header: dict
-    body: bytes
-    error: str = ""
-
-    def take(self):
-        return self.body
 
 
 class Inside:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from polysite import config, foreign
 from polysite.engines.run_folder import FORMAT, RunFolder
-from polysite.errors import RunError
+from polysite.errors import ConfigError, RunError
 from polysite.evaluation import evaluate
 from polysite.report.runs import read
 from polysite.study import Run, resume
@@ -59,3 +60,22 @@ def test_a_folder_of_a_later_version_is_refused(tmp_path):
     versions.write_text(json.dumps({"format": FORMAT + 1}))
     with pytest.raises(RunError, match=f"has format {FORMAT + 1}, this polysite reads up to {FORMAT}: install a newer"):
         RunFolder.open(tmp_path / "run")
+
+
+def test_a_removed_key_of_a_run_is_ignored_and_reported_once_but_a_study_that_asks_for_it_is_refused(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setitem(foreign.REMOVED, "train.haste", foreign.Removed("set train.lr", idle=0))
+    known = (OLD / "classes" / "config.toml").read_text()
+    study, old = tmp_path / "study.toml", known.replace("[train]\n", "[train]\nhaste = 2\n")
+    assert old != known
+    assert config.parse(old) == config.parse(old) == config.parse(known)
+    study.write_text(old)
+    refusal = r"^train\.haste = 2: this key no longer exists; set train\.lr$"
+    with pytest.raises(ConfigError, match=refusal):
+        config.load(study)
+    with pytest.raises(ConfigError, match=refusal):
+        config.parse(known, {"train.haste": "2"})
+    study.write_text(old.replace("haste = 2", "haste = 0"))
+    assert config.load(study) == config.parse(known)
+    assert caplog.messages == ["the configuration: train.haste no longer exists and is ignored; set train.lr"]

@@ -13,7 +13,29 @@ from polysite.engines.run_folder import RunFolder
 from polysite.engines.site_memory import Memory
 from polysite.payload import Payload
 from polysite.report.page import Page
-from polysite.storage import draft_folder, private_folder, set_aside, write_file, write_private
+from polysite.storage import Journal, draft_folder, private_folder, set_aside, write_file, write_private
+
+
+def test_a_journal_keeps_what_a_crash_cut_short_and_names_a_damaged_line(tmp_path):
+    path = tmp_path / "j.jsonl"
+    known = {skip: Journal(path, lambda found: found["n"], skip) for skip in ("none", "last", "any")}
+    assert known["none"].read() == []
+    known["none"].append()
+    known["none"].append('{"n": 0}', '{"n": 1}')
+    assert known["none"].read() == [0, 1] and path.read_text() == '{"n": 0}\n{"n": 1}\n'
+    with path.open("ab") as file:
+        file.write(b'{"n": 2, "\xc3')
+    assert known["last"].read() == known["any"].read() == [0, 1]
+    with pytest.raises(ValueError, match=r"line 3 of .*j\.jsonl is damaged"):
+        known["none"].read()
+    known["any"].append('{"n": 3}', sync=False)
+    assert known["any"].read() == [0, 1, 3]
+    with pytest.raises(ValueError, match="line 3 of"):
+        known["last"].read()
+    known["any"].replace(['{"n": 4}', '{"m": 5}'])
+    with pytest.raises(ValueError, match=r"line 2 of .*j\.jsonl is damaged: KeyError\('n'\)"):
+        known["any"].read()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])

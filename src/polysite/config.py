@@ -35,7 +35,7 @@ from polysite.engines.noise import check_replies
 from polysite.engines.plan import Plan
 from polysite.engines.secure.settings import check_algorithm
 from polysite.errors import ConfigError, nearest, shown
-from polysite.foreign import parse_toml
+from polysite.foreign import parse_toml, without_removed
 from polysite.heterogeneity.exchange import Assess
 from polysite.models import CHOICES, MODELS, Model
 from polysite.models.encoders import ENCODERS, Bundled, Encoder
@@ -360,13 +360,13 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str, overrides: Mapping[str, str] | None = None, where: str = "the configuration") -> Study:
-    """Parse a study from TOML text.
+    """Parse a study from TOML text that polysite wrote. Keys that no longer exist are ignored and reported.
 
     >>> study = parse('seed = 3', {"algorithm.lr": "0.2", "run.rounds": "5"})
     >>> study.seed, study.algorithm.lr, study.run.rounds
     (3, 0.2, 5)
     """
-    return build(parse_toml(text, where), overrides)
+    return build(without_removed(parse_toml(text, where), where), overrides)
 
 
 def build(given: Mapping[str, Any], overrides: Mapping[str, str] | None = None) -> Study:
@@ -380,7 +380,7 @@ def build(given: Mapping[str, Any], overrides: Mapping[str, str] | None = None) 
         _put(wanted, key, value, Study())
     if "preset" in wanted:
         wanted = _over_preset(preset(wanted.pop("preset")), wanted)
-    return _build(Study, wanted, "")  # type: ignore[no-any-return]
+    return _build(Study, without_removed(wanted), "")  # type: ignore[no-any-return]
 
 
 def convert(kind: type[T], given: Mapping[str, Any], at: str) -> T:

@@ -3,12 +3,16 @@
 The parsers of Python recurse into nested values and take time that grows with the square of the length of a dotted key;
 a number may have any length. A file of a stranger could therefore end a process, or occupy it for hours. Everything
 that this module accepts can be read, copied, printed and written again without such surprises.
+
+Files of earlier versions may have keys that no longer exist: ``REMOVED`` has them.
 """
 
 import json
+import logging
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,48 @@ TOKEN = re.compile(
     | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
+log = logging.getLogger("polysite")
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A key of earlier versions that no longer exists.
+
+    Args:
+        instead: What to use instead, for a sentence: "choose ...", "set ...".
+        idle: Value with which the key changed nothing. A study that asks for another one is refused.
+    """
+
+    instead: str
+    idle: Any = None
+
+
+# by dotted key: of a study, or with site., policy. or server. before it, of the file with this name
+REMOVED: dict[str, Removed] = {}
+_reported: set[str] = set()
+
+
+def without_removed(given: Mapping[str, Any], where: str = "", at: str = "") -> dict[str, Any]:
+    """Return parsed TOML without keys that no longer exist; the first time in this process, each is reported.
+
+    Args:
+        given: What was parsed, whose keys begin with ``at``.
+        where: The file, if an earlier version wrote it or may have read it. Without it, a person asks for these values
+            now, and one that changed something is refused.
+        at: Dotted keys above, with a dot at the end.
+    """
+    kept: dict[str, Any] = {}
+    for key, value in given.items():
+        gone = REMOVED.get(at + key)
+        if gone is None:
+            kept[key] = without_removed(value, where, f"{at}{key}.") if isinstance(value, Mapping) else value
+            continue
+        if not where and value != gone.idle:
+            raise ConfigError(f"{at}{key} = {shown(repr(value), 80)}: this key no longer exists; {gone.instead}")
+        if at + key not in _reported:
+            log.warning("%s: %s%s no longer exists and is ignored; %s", where or "the study", at, key, gone.instead)
+            _reported.add(at + key)
+    return kept
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Atomic writes: a crash leaves a file or folder as it was before, or complete, never half-written.
+"""Atomic writes: a crash leaves a file or folder as it was before, or complete, never half-written; and the journal, to
+which lines are appended.
 
 What is made of patients' data is private: folders have mode 0700 and files 0600, whatever the umask is. A file in a
 private folder is private, too.
@@ -6,17 +7,19 @@ private folder is private, too.
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from secrets import token_hex
 from shutil import copyfile, rmtree
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 from polysite.errors import RunError
+from polysite.foreign import parse_json
 from polysite.locks import held
 
+T = TypeVar("T")
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 
 
@@ -67,6 +70,75 @@ def write_private(path: Path, content: bytes | str, *, sync: bool = True) -> Non
             file.write(data)
 
     write_file(path, fill, sync=sync)
+
+
+class Journal(Generic[T]):
+    """A file of JSON lines, which only its owner can read. No line is changed; a line that a crash cut short stays a
+    line of its own.
+
+    Args:
+        path: The file, made with its first line.
+        entry: Makes an entry of a parsed line.
+        skip: Lines that are passed over if they cannot be parsed: none, the last one (a crash, or a process that writes
+            now, cut it short), or any.
+    """
+
+    def __init__(self, path: Path, entry: Callable[[Any], T], skip: Literal["none", "last", "any"] = "none"):
+        self.path, self.entry, self.skip = path, entry, skip
+
+    def read(self) -> list[T]:
+        """Return all entries, none if there is no file; ValueError names a line that is damaged."""
+        lines = split_lines(self.path.read_bytes()) if self.path.exists() else []
+        found = []
+        for number, line in enumerate(lines, 1):
+            try:
+                value = parse_json(line)
+            except ValueError as problem:
+                if self.skip == "any" or (self.skip == "last" and number == len(lines)):
+                    continue
+                raise ValueError(f"line {number} of {self.path} is damaged: {problem}") from problem
+            try:
+                found.append(self.entry(value))
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as problem:
+                raise ValueError(f"line {number} of {self.path} is damaged: {problem!r}") from problem
+        return found
+
+    def append(self, *lines: str, sync: bool = True) -> None:
+        """Add lines; with ``sync``, wait until they are on disk."""
+        if not lines:
+            return
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        handle = os.open(self.path, flags, PRIVATE_FILE)
+        try:
+            append_line(handle, "\n".join(lines).encode(), sync=sync)
+        finally:
+            os.close(handle)
+
+    def replace(self, lines: Iterable[str]) -> None:
+        """Write all lines anew, in one step."""
+        write_private(self.path, "".join(f"{line}\n" for line in lines))
+
+
+def split_lines(data: bytes) -> list[bytes]:
+    """Return the lines of a journal, without their ends; the last one may have been cut short.
+
+    >>> split_lines(b'{}\\n{"n": 1}\\n{"n"')
+    [b'{}', b'{"n": 1}', b'{"n"']
+    """
+    lines = data.split(b"\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+def append_line(handle: int, line: bytes, *, sync: bool = True) -> None:
+    """Add a line to a journal that is open to read and append, in one write; behind a line that was cut short, it is
+    still a line of its own."""
+    size = os.fstat(handle).st_size
+    os.lseek(handle, max(size - 1, 0), os.SEEK_SET)
+    whole = (b"" if os.read(handle, 1) in (b"", b"\n") else b"\n") + line + b"\n"
+    if (count := os.write(handle, whole)) < len(whole):
+        raise OSError(f"{count} of {len(whole)} bytes were written; is the disk full?")
+    if sync:
+        os.fsync(handle)
 
 
 def link_file(source: Path, path: Path) -> None:

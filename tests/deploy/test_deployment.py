@@ -6,11 +6,10 @@ from safetensors.numpy import load_file
 from consortium import NAMES, change, consortium, open_hospitals, same, states, values, wanted
 from polysite import config, study
 from polysite.algorithms import ALGORITHMS
-from polysite.deploy.certificates import read_key
+from polysite.deploy.certificates import public_line, read_key
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.coordinator.roster import Deadlines
 from polysite.deploy.enrolment import fingerprint
-from polysite.deploy.project import public_line
 from polysite.deploy.site.privacy_budget import PrivacyBudget
 from polysite.payload import Payload
 

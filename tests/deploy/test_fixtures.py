@@ -13,8 +13,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from consortium import FAST, NAMES, Inside, same, site_of
-from polysite import payload
+from polysite import foreign, payload
 from polysite.deploy.coordinator import run as coordinator
+from polysite.deploy.project import SiteConfig
 from polysite.deploy.site import ledger
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.worker import Worker
@@ -80,3 +81,18 @@ def test_the_ledger_of_a_finished_deployment_is_read():
 def test_a_finished_deployment_is_returned_as_it_is():
     run = coordinator.resume(DEPLOYED / "finished" / "run", Inside({}))
     assert (run.mean, run.dice()) == (EXPECTED["mean"], EXPECTED["by_site"])
+
+
+def test_removed_keys_of_a_site_and_its_policy_are_ignored_and_reported_once(tmp_path, monkeypatch, caplog):
+    for key in ("site.proxy.haste", "policy.zeal"):
+        monkeypatch.setitem(foreign.REMOVED, key, foreign.Removed("leave it out"))
+    policy, site = tmp_path / "policy.toml", tmp_path / "site.toml"
+    for path, more in ((policy, "zeal = 3\n"), (site, "[proxy]\nhaste = 1\n")):
+        path.write_text((DEPLOYED / "finished" / "a" / path.name).read_text() + more)
+    for _ in range(2):
+        assert SitePolicy.load(policy) == SitePolicy.load(DEPLOYED / "finished" / "a" / "policy.toml")
+        assert SiteConfig.load(site, check=False).server == "localhost:60653"
+    assert caplog.messages == [
+        f"{policy}: policy.zeal no longer exists and is ignored; leave it out",
+        f"{site}: site.proxy.haste no longer exists and is ignored; leave it out",
+    ]

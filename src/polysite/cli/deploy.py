@@ -193,24 +193,17 @@ def retrain(
 
 
 @coordinator.command("leave")
-def accept_leave(
-    statement: Annotated[Path, typer.Argument(metavar="STATEMENT", help="What a hospital sent: its NAME.leave.")],
+def remove(
+    site: Annotated[str, typer.Argument(metavar="NAME", help="The hospital.")],
     project: Project = HERE,
     runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the run folders are.")] = Path("runs"),
 ) -> None:
-    """Let a hospital leave: delete what is kept of it alone, and list what remains of it in every run."""
+    """Let a hospital leave: revoke its key, and delete what the runs hold of it alone."""
     from polysite.deploy import leaving
 
-    said, found = leaving.accept(project, statement, runs)
-    for remains in found:
-        say("\n".join(leaving.sentences(remains)))
-        say(f"  to repeat it: polysite deploy retrain {remains.run} --without {said.site!r} --project {project}")
-    count = f"{len(found)} run{'s' * (len(found) != 1)}"
-    say(f"{said.site} has left {count} below {runs}; each has the list as left.json.")
-    if said.cases:
-        say(f"Withdrawn cases, by their pseudonyms: {', '.join(said.cases)}")
-    if said.federation:
-        say("Its key is revoked: a running server refuses its next message.")
+    found = leaving.remove(project, site, runs)
+    say(f"The key of {site} is revoked, and {len(found)} files below {runs} that were of it alone are deleted.")
+    say(f"To repeat a run without it: polysite deploy retrain RUN --without {site!r} --project {project}")
 
 
 @coordinator.command()
@@ -330,7 +323,7 @@ def leave(
     site: Site = HERE,
     study: Annotated[str, typer.Option(metavar="STUDY", help="Only this study, as 'polysite site log' names it.")] = "",
 ) -> None:
-    """Leave the federation, or a study: delete this hospital's memories and models, and write a signed statement."""
+    """Leave the federation, or a study: delete this hospital's memories and models."""
     from polysite.deploy import leaving
 
     _show_left(leaving.leave(site, study))
@@ -347,12 +340,9 @@ def withdraw(
     _show_left(leaving.withdraw(site, case))
 
 
-def _show_left(done: Any) -> None:
-    for total in done.sent:
-        say(f"{total.study}  {total.kind}: {total.requests} asked, {total.bytes} bytes had left")
-    count = len(done.statement.studies)
-    say(f"Memories and models of {count} stud{'y' if count == 1 else 'ies'} were deleted here; the log was kept.")
-    say(f"Send {done.path} to the coordinator, who lists what remains of this hospital.")
+def _show_left(studies: list[str]) -> None:
+    which = ", ".join(studies) or "no study"
+    say(f"Memories and models of {which} are deleted here; the log is kept. Tell the coordinator.")
 
 
 def stoppable() -> None:

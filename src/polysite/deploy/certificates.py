@@ -1,19 +1,33 @@
 """A small certificate authority, and checks of certificates before they are used."""
 
+import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from polysite.errors import ConfigError, DataError, RunError
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+try:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519
     from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
-    from cryptography.x509 import Certificate, ExtensionType, GeneralName
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+        load_der_public_key,
+        load_pem_private_key,
+    )
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError as problem:
+    raise RunError("deployment needs Flower: pip install 'polysite[deploy]'") from problem
 
 DAYS = 730  # validity of certificates
 AUTHORITY_DAYS = 3650  # validity of the authority, so that it can sign hospitals that come later
@@ -26,18 +40,10 @@ EARLY = timedelta(days=1)  # clocks differ
 class Signed:
     """A certificate, the chain above it, and its key."""
 
-    certificate: "Certificate"
-    key: "CertificateIssuerPrivateKeyTypes"
+    certificate: x509.Certificate
+    key: CertificateIssuerPrivateKeyTypes
     pem: bytes
     key_pem: bytes
-
-
-def require() -> None:
-    """Refuse to continue without the package that makes certificates."""
-    try:
-        import cryptography  # noqa: F401
-    except ImportError as problem:
-        raise RunError("deployment needs Flower: pip install 'polysite[deploy]'") from problem
 
 
 def find_authority(ca: Path | None, ca_key: Path | None) -> Signed:
@@ -72,32 +78,34 @@ def server_certificate(
 def issue(name: str, authority: Signed | None, days: int, host: str = "") -> Signed:
     """Return a new key and its certificate: for a hospital, for a server at ``host``, or, without an authority, for a
     new authority."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    key = ec.generate_private_key(ec.SECP384R1())
+    key = new_key()
     made = certify(name, key.public_key(), authority, days, host, key)
-    return Signed(made, key, made.public_bytes(Encoding.PEM), private_pem(key))
+    return Signed(made, key, pem(made), private_pem(key))
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """Return a new private key, as polysite makes them."""
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def pem(certificate: x509.Certificate) -> bytes:
+    """Return a certificate as it is written to a file."""
+    return certificate.public_bytes(Encoding.PEM)
 
 
 def certify(
     name: str,
-    public: "EllipticCurvePublicKey",
+    public: ec.EllipticCurvePublicKey,
     authority: Signed | None,
     days: int,
     host: str = "",
-    key: "CertificateIssuerPrivateKeyTypes | None" = None,
-) -> "Certificate":
+    key: CertificateIssuerPrivateKeyTypes | None = None,
+) -> x509.Certificate:
     """Return a certificate for a public key, signed by the authority, or by ``key`` for a new authority."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ed448, ed25519
-    from cryptography.x509.oid import NameOID
-
     if not 1 <= days <= AUTHORITY_DAYS:
         raise ConfigError(f"days = {days}: a certificate is valid for 1 to {AUTHORITY_DAYS} days")
     now = datetime.now(UTC)
-    signer = cast("CertificateIssuerPrivateKeyTypes", authority.key if authority else key)
+    signer = cast(CertificateIssuerPrivateKeyTypes, authority.key if authority else key)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     end = now + timedelta(days=days)
     builder = (
@@ -115,31 +123,39 @@ def certify(
     return builder.sign(signer, None if own_hash else hashes.SHA384())
 
 
-def private_pem(key: "EllipticCurvePrivateKey") -> bytes:
-    """Return a private key as it is written to a file."""
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+def public_pem(public: ec.EllipticCurvePublicKey) -> bytes:
+    """Return a public key in Flower's format."""
+    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
+
+def public_line(public: ec.EllipticCurvePublicKey) -> str:
+    """Return a public key as server.toml has it."""
+    return base64.b64encode(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).decode()
+
+
+def read_public(line: Any) -> ec.EllipticCurvePublicKey | None:
+    """Return the public key of a line of server.toml; None if it is none."""
+    try:
+        key = load_der_public_key(base64.b64decode(line, validate=True))
+    except (TypeError, ValueError, UnsupportedAlgorithm):
+        return None
+    return key if isinstance(key, ec.EllipticCurvePublicKey) else None
+
+
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a private key as it is written to a file."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def signing_request(name: str, key: "EllipticCurvePrivateKey") -> bytes:
+def signing_request(name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
     """Return a request for a certificate, signed with the key that it is for."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.serialization import Encoding
-    from cryptography.x509.oid import NameOID
-
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     made = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA384())
     return made.public_bytes(Encoding.PEM)
 
 
-def read_request(content: bytes, where: str) -> tuple[str, "EllipticCurvePublicKey"]:
+def read_request(content: bytes, where: str) -> tuple[str, ec.EllipticCurvePublicKey]:
     """Return the name and the public key of a request; refuse one that was not signed with its own key."""
-    from cryptography import x509
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     try:
         if len(content) > MAX_REQUEST:
             raise ValueError(f"it has {len(content)} bytes")
@@ -152,10 +168,8 @@ def read_request(content: bytes, where: str) -> tuple[str, "EllipticCurvePublicK
     return common_name(request), public
 
 
-def read_key(path: Path) -> "EllipticCurvePrivateKey":
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Return the private key of a hospital."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     key = _private(path)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DataError(f"{path} is not an elliptic curve key, as that of a hospital must be")
@@ -167,11 +181,8 @@ def expiry(path: Path) -> datetime:
     return min(c.not_valid_after_utc for c in _certificates(path))
 
 
-def _extensions(public: Any, authority: Signed | None, host: str) -> Iterator[tuple["ExtensionType", bool]]:
+def _extensions(public: Any, authority: Signed | None, host: str) -> Iterator[tuple[x509.ExtensionType, bool]]:
     """Yield the extensions of a certificate, and whether each is critical."""
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
     root = authority is None
     yield x509.BasicConstraints(ca=root, path_length=0 if root else None), True
     usage = x509.KeyUsage(
@@ -192,30 +203,23 @@ def _extensions(public: Any, authority: Signed | None, host: str) -> Iterator[tu
         yield x509.SubjectAlternativeName([_general(name) for name in names]), False
 
 
-def _extension(certificate: "Certificate", kind: Any) -> Any:
-    from cryptography.x509 import ExtensionNotFound
-
+def _extension(certificate: x509.Certificate, kind: Any) -> Any:
     try:
         return certificate.extensions.get_extension_for_class(kind).value
-    except (ExtensionNotFound, ValueError):
+    except (x509.ExtensionNotFound, ValueError):
         return None
 
 
-def _general(host: str) -> "GeneralName":
-    from cryptography import x509
-
+def _general(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:
         return x509.DNSName(host)
 
 
-def _private(path: Path) -> "CertificateIssuerPrivateKeyTypes":
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
+def _private(path: Path) -> CertificateIssuerPrivateKeyTypes:
     try:
-        return cast("CertificateIssuerPrivateKeyTypes", load_pem_private_key(path.read_bytes(), None))
+        return cast(CertificateIssuerPrivateKeyTypes, load_pem_private_key(path.read_bytes(), None))
     except FileNotFoundError as problem:
         raise DataError(f"{path} is missing; it came with the certificate of the same name") from problem
     except TypeError as problem:
@@ -226,23 +230,19 @@ def _private(path: Path) -> "CertificateIssuerPrivateKeyTypes":
         raise DataError(f"{path} cannot be read as a private key (PEM): {problem}") from problem
 
 
-def _certificates(path: Path) -> list["Certificate"]:
-    from cryptography.x509 import load_pem_x509_certificates
-
+def _certificates(path: Path) -> list[x509.Certificate]:
     try:
-        return load_pem_x509_certificates(path.read_bytes())
+        return x509.load_pem_x509_certificates(path.read_bytes())
     except FileNotFoundError as problem:
         raise DataError(f"the certificate {path} is missing") from problem
     except (OSError, ValueError) as problem:
         raise DataError(f"{path} cannot be read as a certificate (PEM): {problem}") from problem
 
 
-def _authorities(path: Path) -> list["Certificate"]:
+def _authorities(path: Path) -> list[x509.Certificate]:
     """Return an authority and those above it, up to a self-signed one: TLS trusts no other."""
-    from cryptography.x509 import BasicConstraints
-
     chain = _certificates(path)
-    constraints = [_extension(found, BasicConstraints) for found in chain]
+    constraints = [_extension(found, x509.BasicConstraints) for found in chain]
     if not all(c is not None and c.ca for c in constraints):
         raise DataError(f"{path} is not the certificate of an authority; it must be allowed to sign others")
     pairs = zip(chain, [*chain[1:], chain[-1]], strict=True)
@@ -251,7 +251,7 @@ def _authorities(path: Path) -> list["Certificate"]:
     return chain
 
 
-def verified(certificate: Path, key: Path, ca: Path, now: datetime) -> tuple["Certificate", list[str]]:
+def verified(certificate: Path, key: Path, ca: Path, now: datetime) -> tuple[x509.Certificate, list[str]]:
     """Return the first certificate of a file, with remarks; refuse it if it does not belong to the key, does not come
     from the authority or is not valid now."""
     authority, chain = _authorities(ca), _certificates(certificate)
@@ -267,9 +267,7 @@ def verified(certificate: Path, key: Path, ca: Path, now: datetime) -> tuple["Ce
     return chain[0], remarks
 
 
-def _signs(above: "Certificate", below: "Certificate") -> bool:
-    from cryptography.exceptions import InvalidSignature
-
+def _signs(above: x509.Certificate, below: x509.Certificate) -> bool:
     try:
         below.verify_directly_issued_by(above)
     except (InvalidSignature, ValueError, TypeError):
@@ -277,7 +275,7 @@ def _signs(above: "Certificate", below: "Certificate") -> bool:
     return True
 
 
-def _current(path: Path, chain: Sequence["Certificate"], now: datetime) -> list[str]:
+def _current(path: Path, chain: Sequence[x509.Certificate], now: datetime) -> list[str]:
     """Refuse certificates that are not valid now; return remarks on those that expire soon."""
     end = min(c.not_valid_after_utc for c in chain)
     start = max(c.not_valid_before_utc for c in chain)
@@ -291,11 +289,8 @@ def _current(path: Path, chain: Sequence["Certificate"], now: datetime) -> list[
     return [f"{path} expires on {end:%Y-%m-%d}"] if end - now < SOON else []
 
 
-def serves(path: Path, certificate: "Certificate", host: str) -> None:
+def serves(path: Path, certificate: x509.Certificate, host: str) -> None:
     """Refuse a certificate that is not for a server at this host."""
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
     uses, names = (_extension(certificate, k) for k in (x509.ExtendedKeyUsage, x509.SubjectAlternativeName))
     if uses is not None and ExtendedKeyUsageOID.SERVER_AUTH not in uses:
         raise DataError(f"{path} is not for a server: its extended key usage lacks serverAuth")
@@ -318,7 +313,5 @@ def _patterns(host: str) -> set[str]:
 
 def common_name(certificate: Any) -> str:
     """Return the common name of a certificate or of a request for one, or an empty text."""
-    from cryptography.x509.oid import NameOID
-
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(found[0].value) if found else ""

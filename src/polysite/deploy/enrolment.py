@@ -24,14 +24,16 @@ from polysite.deploy.certificates import (
     certify,
     common_name,
     expiry,
+    new_key,
+    pem,
     private_pem,
+    public_line,
     read_key,
     read_request,
-    require,
     signing_request,
     verified,
 )
-from polysite.deploy.project import Project, SiteConfig, public_key, public_line, put, set_key, signing_authority
+from polysite.deploy.project import Project, SiteConfig, public_key, put, set_key, signing_authority
 from polysite.deploy.revocations import HEAD, der, listed
 from polysite.errors import ConfigError, DataError, RunError, shown
 from polysite.storage import write_file
@@ -62,23 +64,19 @@ def fingerprint(public: str) -> str:
 
 def enrol(folder: Path) -> tuple[Path, str]:
     """Make the key of a hospital and a request for its certificate; return the request and its fingerprint."""
-    require()
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     site = SiteConfig.load(folder, check=False)
     if site.key.exists():
         raise RunError(
             f"{site.key} exists already, and no key is overwritten: 'polysite site renew' asks for a new certificate; "
             "for a new key, move the old one away"
         )
-    key = ec.generate_private_key(ec.SECP384R1())
+    key = new_key()
     write_file(site.key, lambda p: put(p, private_pem(key), 0o600))
     return _request(site, key)
 
 
 def renew(folder: Path) -> tuple[Path, str]:
     """Make a request for a new certificate, signed with the key of the old one; return it and its fingerprint."""
-    require()
     site = SiteConfig.load(folder, check=False)
     return _request(site, read_key(site.key))
 
@@ -92,7 +90,6 @@ def _request(site: SiteConfig, key: Any) -> tuple[Path, str]:
 def install(folder: Path, certificate: Path) -> datetime:
     """Install the certificate of a hospital; return when it expires. Refuse one that is not for its key and name, or
     not from its authority."""
-    require()
     site = SiteConfig.load(folder, check=False)
     found, _ = verified(certificate, site.key, site.ca, datetime.now(UTC))
     if common_name(found) != site.name:
@@ -107,7 +104,6 @@ def install(folder: Path, certificate: Path) -> datetime:
 
 def sign(folder: Path, request: Path, *, ca_key: Path | None = None, days: int = DAYS) -> Enrolled:
     """Make the certificate of a hospital from its request: of one that was invited, or that renews with its key."""
-    require()
     project = Project.load(folder, check=False)
     try:
         content = request.read_bytes()
@@ -119,7 +115,7 @@ def sign(folder: Path, request: Path, *, ca_key: Path | None = None, days: int =
     made = certify(name, public, signing_authority(project, ca_key), days)
     path = project.folder / "sites" / f"{name}.crt"
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    write_file(path, lambda p: p.write_bytes(_pem(made)))
+    write_file(path, lambda p: p.write_bytes(pem(made)))
     if not renewed:
         set_key(project, name, line)
     return Enrolled(name, path, fingerprint(line), renewed)
@@ -136,7 +132,7 @@ def renewed_certificate(folder: Path, name: str, content: bytes) -> bytes | None
     if asked != name or name not in project.sites:
         raise DataError(f"{where} is for {shown(asked, 64)!r}")
     _check(project, name, public_line(public), where)
-    return _pem(certify(name, public, signing_authority(project), DAYS))
+    return pem(certify(name, public, signing_authority(project), DAYS))
 
 
 def _check(project: Project, name: str, line: str, where: str) -> None:
@@ -157,7 +153,6 @@ def _check(project: Project, name: str, line: str, where: str) -> None:
 
 def revoke(folder: Path, name: str) -> None:
     """Put the key of a hospital on the list of revoked ones, and let the hospital enrol again with another key."""
-    require()
     project = Project.load(folder, check=False)
     if name not in project.sites:
         raise DataError(
@@ -168,9 +163,3 @@ def revoke(folder: Path, name: str) -> None:
     entry = f"{line}  {datetime.now(UTC):%Y-%m-%d}  {name}\n"
     write_file(project.revoked, lambda p: p.write_text(before + entry, encoding="utf-8"))  # first: nothing may pass
     set_key(project, name, "")
-
-
-def _pem(certificate: Any) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return bytes(certificate.public_bytes(Encoding.PEM))

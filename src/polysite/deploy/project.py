@@ -17,7 +17,6 @@ A hospital makes its key itself. Only in a local project, where all hospitals ar
 archives hold keys and certificates, so that they need no more than to be unpacked.
 """
 
-import base64
 import hashlib
 import io
 import os
@@ -39,7 +38,9 @@ from polysite.deploy.certificates import (
     common_name,
     find_authority,
     issue,
-    require,
+    public_line,
+    public_pem,
+    read_public,
     server_certificate,
     serves,
     verified,
@@ -123,12 +124,11 @@ class Project:
     @classmethod
     def load(cls, folder: Path, now: datetime | None = None, check: bool = True) -> "Project":
         """Read ``server.toml``; with ``check``, also refuse certificates with which no hospital could connect."""
-        require()
         file = folder / "server.toml"
         if not file.is_file():
             raise ConfigError(f"{folder} is no project: it has no server.toml; 'polysite deploy init' makes one")
         known = {"address": str, "host": str, "port": int, "min_sites": int, "deadline": float, "sites": dict}
-        given = settings(file, known)
+        given = settings(file, known, "server")
         for key in ("address", "sites"):
             if not given.get(key):
                 raise ConfigError(f"{file} has no {key}; see what 'polysite deploy init' writes")
@@ -235,7 +235,7 @@ class SiteConfig:
             "state": "state",
         }
         texts = dict.fromkeys(("name", "server", "device", "engine", *files), str)
-        given = settings(file, {**texts, "data": dict, "proxy": dict})
+        given = settings(file, {**texts, "data": dict, "proxy": dict}, "site")
         engine = given.get("engine", "flower")
         if engine not in ("flower", "flare"):
             raise ConfigError(f"{file}: engine = {engine!r} must be 'flower' or 'flare'")
@@ -282,7 +282,6 @@ class SiteConfig:
 
     def _check_certificate(self, now: datetime) -> tuple[str, ...]:
         """Check the key and the certificate with which Flower connects; return what to remark about them."""
-        require()
         if not self.key.exists():
             raise DataError(f"{self.key} is missing; 'polysite site enrol' makes a key and a request for a certificate")
         if not self.certificate.exists():
@@ -323,7 +322,6 @@ def init(
         local: Whether the archives hold keys and certificates, for hospitals that are rehearsed on this computer; by
             default where the address is of this computer only.
     """
-    require()
     names, (host, port) = _distinct(sites), endpoint(address)
     if not names:
         raise ConfigError("a project needs at least one hospital: name its sites")
@@ -410,7 +408,6 @@ def is_local(host: str) -> bool:
 def renew(folder: Path, *, ca_key: Path | None = None, days: int = DAYS) -> None:
     """Replace the server's certificate by a new one of the same authority; hospitals need not do anything. If this is
     killed between the two files, it can be repeated."""
-    require()
     project = Project.load(folder, check=False)
     host, _ = endpoint(project.address)
     server = server_certificate(signing_authority(project, ca_key), host, None, None, None, days)
@@ -501,13 +498,6 @@ def _archive(name: str, address: str, ca: bytes, member: Signed | None = None) -
     return made.getvalue()
 
 
-def public_line(public: Any) -> str:
-    """Return a public key as server.toml has it."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    return base64.b64encode(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).decode()
-
-
 def _line(name: str, public: str) -> str:
     return f'"{name}" = "{public}"\n'
 
@@ -521,19 +511,12 @@ def _sites(text: str) -> dict[str, Any]:
 
 def public_key(name: str, line: Any) -> bytes:
     """Return a public key of server.toml in Flower's format, that of its ``public_key_to_bytes``."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
-
-    try:
-        key = load_der_public_key(base64.b64decode(line, validate=True))
-    except (TypeError, ValueError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, EllipticCurvePublicKey):
+    key = read_public(line)
+    if key is None:
         raise ConfigError(
             f"the public key of the site {name!r} cannot be read; 'polysite deploy add' writes such lines"
         )
-    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return public_pem(key)
 
 
 def _placed(data: Mapping[str, Any], home: Path) -> dict[str, Any]:

@@ -44,14 +44,6 @@ def listed(path: Path) -> frozenset[bytes]:
     return frozenset(keys)
 
 
-def keys_of(path: Path, name: str) -> list[bytes]:
-    """Return the revoked keys of a hospital (DER)."""
-    lines = [line.split(maxsplit=2) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    keys = listed(path)
-    found = [base64.b64decode(line[0]) for line in lines if len(line) == 3 and line[2] == name and line[0][:1] != "#"]
-    return [key for key in found if key in keys]
-
-
 def der(public: bytes) -> bytes:
     """Return a public key (PEM) without the lines around it."""
     return base64.b64decode(b"".join(line for line in public.splitlines() if not line.startswith(b"-----")))

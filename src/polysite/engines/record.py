@@ -107,9 +107,8 @@ class RoundRecord:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, line: str) -> "RoundRecord":
-        """Parse a line of ``rounds.jsonl``; raise ValueError if it is not a record."""
-        found = parse_json(line)
+    def from_plain(cls, found: dict[str, Any]) -> "RoundRecord":
+        """Return the record of a parsed line of ``rounds.jsonl``; raise ValueError if it is none."""
         try:
             found["diagnostics"] = found.pop("told", {}) or found.get("diagnostics", {})
             found["sites"] = {i: _site_record(s) for i, s in found["sites"].items()}
@@ -145,17 +144,6 @@ def _validation(found: Mapping[str, Any]) -> SiteValidation:
 
 def _counts(found: Mapping[str, Any]) -> Counts:
     return {name: (int(tp), int(fp), int(fn), int(tn)) for name, (tp, fp, fn, tn) in found.items()}
-
-
-def read_records(lines: Iterable[str]) -> list[RoundRecord]:
-    """Parse the lines of ``rounds.jsonl``; stop at a line that a crash cut short. ValueError if a line is no record."""
-    records = []
-    for line in lines:
-        try:
-            records.append(RoundRecord.from_json(line))
-        except json.JSONDecodeError:
-            break
-    return records
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,14 +39,14 @@ from typing import Any
 
 from polysite import machine
 from polysite.engines import checkpoint, site_memory
-from polysite.engines.record import Result, RoundRecord, read_records
+from polysite.engines.record import Result, RoundRecord
 from polysite.engines.site_memory import Memory
 from polysite.errors import RunError
 from polysite.foreign import parse_json
 from polysite.locks import held
 from polysite.payload import pack, plain
 from polysite.privacy import Release
-from polysite.storage import draft_folder, link_file, write_file
+from polysite.storage import Journal, draft_folder, link_file, write_file
 from polysite.tree import Tree
 
 KEPT = 2  # checkpoints besides the best
@@ -67,6 +67,7 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
+        self._rounds = Journal(path / "rounds.jsonl", RoundRecord.from_plain, skip="last")
 
     @classmethod
     def create(
@@ -144,14 +145,14 @@ class RunFolder:
     @property
     def config(self) -> str:
         """Text of config.toml."""
-        with self._reading("config.toml") as text:
-            return text
+        with self._reading("config.toml") as path:
+            return path.read_text(encoding="utf-8")
 
     @property
     def split(self) -> str:
         """Text of split.csv."""
-        with self._reading("split.csv") as text:
-            return text
+        with self._reading("split.csv") as path:
+            return path.read_text(encoding="utf-8")
 
     @property
     def finished(self) -> bool:
@@ -161,19 +162,19 @@ class RunFolder:
     @property
     def result(self) -> Result:
         """The result of a finished run."""
-        with self._reading("result.json") as text:
-            return Result.from_json(text)
+        with self._reading("result.json") as path:
+            return Result.from_json(path.read_text(encoding="utf-8"))
 
     def records(self) -> list[RoundRecord]:
         """Return the records of the rounds so far."""
-        with self._reading("rounds.jsonl") as text:
-            return read_records(text.splitlines())
+        with self._reading("rounds.jsonl"):
+            return self._rounds.read()
 
     @contextmanager
-    def _reading(self, name: str) -> Iterator[str]:
-        """Yield the text of a file; raise RunError with its name if it cannot be read or parsed."""
+    def _reading(self, name: str) -> Iterator[Path]:
+        """Yield the path of a file; raise RunError with its name if it is missing or cannot be read or parsed."""
         try:
-            yield (self.path / name).read_text(encoding="utf-8")
+            yield (self.path / name).resolve(strict=True)
         except (OSError, ValueError) as problem:
             reason = " ".join(str(problem).split())
             raise RunError(f"the run folder {self.path} is damaged: its {name} cannot be read: {reason}") from problem
@@ -181,15 +182,13 @@ class RunFolder:
     def append(self, record: RoundRecord) -> None:
         """Add the record of a round."""
         try:
-            with (self.path / "rounds.jsonl").open("a") as file:
-                file.write(record.to_json() + "\n")
+            self._rounds.append(record.to_json(), sync=False)
         except OSError as problem:
             raise RunError(f"round {record.round} could not be recorded in {self.path}: {problem}") from problem
 
     def rewind(self, round: int) -> None:
         """Delete the records and checkpoints after a round, and unfinished files; the rounds will be repeated."""
-        kept = "".join(r.to_json() + "\n" for r in self.records() if r.round <= round)
-        write_file(self.path / "rounds.jsonl", lambda p: p.write_text(kept))
+        self._rounds.replace([r.to_json() for r in self.records() if r.round <= round])
         half = [p for inside in ("checkpoints", "sites", "models") for p in (self.path / inside).rglob(".*.partial")]
         half += [p for name in ("rounds.jsonl", "result.json") for p in self.path.glob(f".{name}.*.partial")]
         kinds = ("round", "best", "own")

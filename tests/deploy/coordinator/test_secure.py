@@ -10,10 +10,9 @@ import pytest
 
 from consortium import FAST, NAMES, Inside, Stop, go, same, site_of, states, wanted, worker, workers
 from polysite import config, study
-from polysite.deploy.certificates import issue
+from polysite.deploy.certificates import issue, public_line
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.enrolment import fingerprint
-from polysite.deploy.project import public_line
 from polysite.deploy.site.policy import Intent, SitePolicy
 from polysite.deploy.site.worker import Worker
 from polysite.engines.run_folder import RunFolder

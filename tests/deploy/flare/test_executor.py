@@ -13,6 +13,7 @@ from flare_fake import Context, Engine, crossed
 from polysite.deploy.flare import executor as executors
 from polysite.deploy.flare.executor import FAILED, SiteExecutor
 from polysite.deploy.flare.messages import HERE, TASK, pack, unpack
+from polysite.deploy.site import worker_process
 from polysite.deploy.site.worker_process import alone
 
 
@@ -46,7 +47,7 @@ def answer(executor, context, message):
 @pytest.fixture
 def begun(tmp_path, monkeypatch):
     """A function that starts an executor at a site."""
-    monkeypatch.setattr(executors, "WorkerProcess", Worker)
+    monkeypatch.setattr(worker_process, "WorkerProcess", Worker)
     started = []
 
     def begin():
@@ -112,6 +113,6 @@ def test_a_message_that_is_none_is_answered_by_a_sentence(begun):
 
 def test_a_site_that_has_left_takes_no_part(begun, tmp_path):
     (tmp_path / "polysite").mkdir()
-    (tmp_path / "polysite" / executors.LEFT).touch()
+    (tmp_path / "polysite" / worker_process.LEFT).touch()
     executor, context = begun()
     assert answer(executor, context, pack({}))[0] == {"error": FAILED}

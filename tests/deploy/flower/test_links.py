@@ -20,7 +20,7 @@ from polysite.deploy.flower.connection import Lost, Refused
 from polysite.deploy.flower.gateway import Pace
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.proxy import Proxy
-from polysite.deploy.site import courier
+from polysite.deploy.site import courier, worker_process
 from slow_link import SlowLink
 from wire_ends import HEADER, Consortium, collected, empty, exchange, received, until
 
@@ -275,7 +275,7 @@ def test_a_courier_outlives_a_forged_coordinator(consortium, tmp_path, monkeypat
     project = projects.init(tmp_path / "p", ["north"], "localhost:9443")
     with zipfile.ZipFile(project.archive("north")) as archive:
         archive.extractall(tmp_path / "n")
-    monkeypatch.setattr(courier, "WorkerProcess", Resident)
+    monkeypatch.setattr(worker_process, "WorkerProcess", Resident)
     monkeypatch.setattr(courier, "MAX_PAUSE", {False: 0.1, True: 0.1})
     with impostor(consortium) as forged, SlowLink(forged) as way:
         site = replace(SiteConfig.load(tmp_path / "n"), server=f"localhost:{way.port}")

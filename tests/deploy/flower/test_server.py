@@ -106,7 +106,7 @@ def test_a_body_for_two_sites_is_hashed_and_kept_once(consortium, link, north, m
             assert asked.body == body
             assert fleet.answer(asked, {"from": site}, body)
     answers = collected(link, *sent.values())
-    assert {a.site: (a.header["from"], a.body == body) for a in answers} == {s: (s, True) for s in sent}
+    assert {a.id: (a.header["from"], a.body == body) for a in answers} == {i: (s, True) for s, i in sent.items()}
     assert empty(link)
 
 

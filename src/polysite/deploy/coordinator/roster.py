@@ -43,27 +43,19 @@ Heard = tuple[SiteId, Response, Callable[[], Buffer]]  # the last takes the body
 log = logging.getLogger("polysite")
 
 
-class Envelope(Protocol):
-    """What came back for a message: a header and a body, or an error of the wire."""
+@dataclass(slots=True)
+class Envelope:
+    """What came back for a message, with the identifier of the message: header and body, or an error of the wire."""
 
-    @property
-    def id(self) -> str:
-        """Identifier of the message."""
-        ...
-
-    @property
-    def header(self) -> Header:
-        """Header of the response."""
-        ...
-
-    @property
-    def error(self) -> str:
-        """Why there is no response; empty if there is one."""
-        ...
+    id: str
+    header: Header = field(default_factory=dict)
+    body: Buffer = b""
+    error: str = ""
 
     def take(self) -> Buffer:
-        """Return the body and release it."""
-        ...
+        """Return the body and release it: it may have gigabytes."""
+        body, self.body = self.body, b""
+        return body
 
 
 class Wire(Protocol):
@@ -119,7 +111,7 @@ class SiteStatus:
     """What is known about a site, and what it is doing."""
 
     greeting: Greeting | None = None  # the last one
-    joined: Mapping[str, int] = field(default_factory=dict)  # numbers of cases in its first greeting, which stand
+    cases: Mapping[str, int] = field(default_factory=dict)  # their numbers in its first greeting, which stand
     token: str = ""  # of its connection
     known: bool = False  # it was greeted in this connection
     refused: str = ""  # why it does not take part
@@ -132,11 +124,6 @@ class SiteStatus:
     def ready(self) -> bool:
         """Whether the site takes part: it has been greeted and does not refuse."""
         return self.greeting is not None and not self.refused
-
-    @property
-    def cases(self) -> Mapping[str, int]:
-        """Numbers of cases that the site reported when it joined; empty before its first greeting."""
-        return self.joined
 
 
 class Roster:
@@ -400,8 +387,8 @@ class Roster:
         site, cases = self.sites[name], greeting.cases
         if site.greeting and site.greeting.listed != greeting.listed:
             self.note("its list of cases is not the one with which it joined: its data have changed", name)
-        site.joined = site.joined or dict(cases)
-        changed = [f"{cases[k]} {k} cases instead of {n}" for k, n in site.joined.items() if cases[k] != n]
+        site.cases = site.cases or dict(cases)
+        changed = [f"{cases[k]} {k} cases instead of {n}" for k, n in site.cases.items() if cases[k] != n]
         if changed:
             self.note(f"reports {', '.join(changed)}; the numbers with which it joined stand", name)
 

@@ -6,7 +6,6 @@ and the name by which they know the study, so that a server that was stopped fin
 
 import json
 import logging
-import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +39,7 @@ from polysite.foreign import parse_json
 from polysite.report import publish
 from polysite.report.page import Options
 from polysite.report.runs import Method, methods, read
+from polysite.storage import Journal
 from polysite.study import Run
 from polysite.tree import Tree
 
@@ -217,7 +217,7 @@ def resume(
         roster.needed = folder.needed()
         roster.secret = int(known.get("secret", 0))
         for name, facts in known["sites"].items():
-            roster.sites[name].joined = {k: int(facts[k]) for k in SPLITS if k in facts}
+            roster.sites[name].cases = {k: int(facts[k]) for k in SPLITS if k in facts}
         roster.keep(_journal(folder))
         roster.gather(wait)
         phases, start = _phases(chosen, roster), study.initial_params(chosen)
@@ -392,10 +392,7 @@ def _journal(folder: RunFolder) -> Callable[[Incident], None]:
     def write(incident: Incident) -> None:
         nonlocal failed
         try:
-            with (folder.path / JOURNAL).open("ab+") as file:
-                file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
-                begin = b"" if file.read() in (b"", b"\n") else b"\n"  # after a line that a crash cut short
-                file.write(begin + json.dumps(dict(incident)).encode() + b"\n")
+            _incidents(folder).append(json.dumps(dict(incident)), sync=False)
         except OSError as problem:
             if not failed:
                 log.warning("incidents cannot be kept in %s: %s", folder.path / JOURNAL, problem)
@@ -408,15 +405,8 @@ def _unrecorded(folder: RunFolder) -> list[Incident]:
     """Return the incidents of the journal that no round has recorded: the server was killed before, or returns to an
     earlier round."""
     recorded = [i for record in folder.records() for i in record.incidents]
-    return [i for i in _noted(folder.path / JOURNAL) if i not in recorded]
+    return [i for i in _incidents(folder).read() if isinstance(i, dict) and i not in recorded]
 
 
-def _noted(path: Path) -> Iterator[Incident]:
-    """Yield the incidents of a journal without lines that were cut short."""
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
-        try:
-            incident = parse_json(line)
-        except ValueError:
-            continue
-        if isinstance(incident, dict):
-            yield incident
+def _incidents(folder: RunFolder) -> Journal[Any]:
+    return Journal(folder.path / JOURNAL, lambda found: found, skip="any")

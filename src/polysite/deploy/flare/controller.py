@@ -9,6 +9,7 @@ download`` brings it.
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from polysite import config
 from polysite.deploy.coordinator import run as coordinator
@@ -37,13 +38,10 @@ class StudyController(Controller):  # type: ignore[misc]  # nvflare has no types
         study: File of the study in the folder ``config`` of the job.
         id: Name by which the sites know the study; a job with the same name goes on with the same run.
         sites: Names of the sites; those of the job if there are none.
-        quorum: Number of sites that a round needs.
-        deadline: Seconds after which a round goes on without the missing sites.
-        grace: Seconds in which a site that has just disconnected may come back.
-        again: Seconds after which a site that refused or failed is asked again.
         lost: Seconds for which fewer sites than the quorum may be there, before the job is ended.
         wait: Seconds to wait for all sites, once there is a quorum.
         assess: Assess the sites before training.
+        deadlines: Settings of ``Deadlines``.
     """
 
     def __init__(
@@ -51,18 +49,14 @@ class StudyController(Controller):  # type: ignore[misc]  # nvflare has no types
         study: str,
         id: str,
         sites: Sequence[str] = (),
-        quorum: int = 2,
-        deadline: float = 3600.0,
-        grace: float = 60.0,
-        again: float = 60.0,
         lost: float = 300.0,
         wait: float = 60.0,
         assess: bool = True,
+        **deadlines: Any,
     ):
         super().__init__(task_check_period=CHECK)
         self.study, self.id, self.sites, self.wait, self.assess = study, id, tuple(sites), wait, assess
-        self.lost = lost
-        self.deadlines = Deadlines(quorum, deadline, grace, again)
+        self.lost, self.deadlines = lost, Deadlines(**deadlines)
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Do nothing: all work is done in ``control_flow``."""

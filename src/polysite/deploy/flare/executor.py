@@ -14,9 +14,8 @@ from polysite.buffers import Buffer
 from polysite.deploy.flare.messages import HERE, cut, pack, unpack
 from polysite.deploy.flare.site_folder import prepare
 from polysite.deploy.project import SiteConfig
-from polysite.deploy.site.withdrawn import LEFT
-from polysite.deploy.site.worker_process import WorkerProcess, alone, ask_and_show
-from polysite.errors import PayloadError, PolysiteError, RunError
+from polysite.deploy.site.worker_process import WorkerProcess, ask_and_show, opened
+from polysite.errors import PayloadError, PolysiteError
 
 from nvflare.apis.event_type import EventType  # isort: skip  # after the hint of messages.py
 from nvflare.apis.executor import Executor
@@ -66,16 +65,9 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
         return self._worker
 
     def _opened(self, site: SiteConfig) -> WorkerProcess:
-        if (site.state / LEFT).exists():
-            raise RunError(f"this hospital has left the federation; to take part again, delete {site.state / LEFT}")
         for remark in site.remarks:
             log.warning("%s", remark)
-        killed = self._open.enter_context(alone(site.state))
-        worker = WorkerProcess(site, lambda what: log.info("%s", what))
-        if killed:
-            worker.tell("the former FLARE process of this site was killed")
-        self._open.callback(worker.stop)
-        return worker
+        return self._open.enter_context(opened(site, lambda what: log.info("%s", what), "FLARE process of this site"))
 
     def _beat(self, engine: Any) -> None:
         """Say every few seconds that this site is there."""

@@ -14,12 +14,14 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from polysite import config, study
 from polysite.config import Study
 from polysite.deploy.coordinator import run as coordinator
+from polysite.deploy.coordinator.roster import Deadlines
 from polysite.errors import ConfigError
 from polysite.storage import draft_folder, vacant
 
@@ -35,12 +37,10 @@ def export(
     out: Path,
     *,
     sites: Sequence[str] = (),
-    quorum: int = 2,
-    deadline: float = 3600.0,
-    grace: float = 60.0,
     lost: float = 300.0,
     wait: float = 60.0,
     assess: bool = True,
+    **deadlines: Any,
 ) -> Path:
     """Write a study as a job folder and return the folder.
 
@@ -48,25 +48,26 @@ def export(
         chosen: The study.
         out: The new folder.
         sites: FLARE clients that take part; all that are connected when the job starts, if there are none.
-        quorum: Number of sites that a round needs; FLARE ends the job when fewer are left.
-        deadline: Seconds after which a round goes on without the missing sites.
-        grace: Seconds in which a site that has just disconnected may come back, before FLARE counts it as lost, too.
         lost: Seconds for which fewer sites than the quorum may be there, before the job ends, to be submitted again.
         wait: Seconds to wait for all sites, once there is a quorum.
         assess: Assess the sites before training.
+        deadlines: Settings of ``Deadlines``; FLARE counts a site as lost after ``grace``, too, and ends the job when
+            fewer sites than ``quorum`` are left.
     """
     chosen = coordinator.guarded(chosen)
     coordinator.check(chosen)
-    if quorum < 1 or (sites and quorum > len(sites)):
-        raise ConfigError(f"a quorum of {quorum} sites must be from 1 to the number of sites, {len(sites) or 'any'}")
+    limits = Deadlines(**deadlines)
+    if limits.quorum < 1 or (sites and limits.quorum > len(sites)):
+        raise ConfigError(
+            f"a quorum of {limits.quorum} sites must be from 1 to the number of sites, {len(sites) or 'any'}"
+        )
     title = re.sub("[^A-Za-z0-9-]", "-", study.title(chosen))[:48]
-    settings = {"quorum": quorum, "deadline": deadline, "grace": grace, "lost": lost}
-    settings |= {"wait": wait, "assess": assess}
+    settings = {**asdict(limits), "lost": lost, "wait": wait, "assess": assess}
     identified = {"study": "study.toml", "id": f"{title}-{secrets.token_hex(4)}", "sites": list(sites)}
     server = {
         "format_version": 2,
         "server": {"heart_beat_timeout": 600, "task_request_interval": ASK},
-        "dead_client_grace_period": grace,
+        "dead_client_grace_period": limits.grace,
         "task_data_filters": [],
         "task_result_filters": [],
         "components": [],
@@ -84,7 +85,7 @@ def export(
     meta = {
         "name": title,
         "resource_spec": {},
-        "min_clients": quorum,
+        "min_clients": limits.quorum,
         "deploy_map": {APP: ["server", *sites] if sites else ["@ALL"]},
     }
     with draft_folder(vacant(out, "a job"), "job", private=False) as draft:

@@ -40,7 +40,7 @@ def prepare(workspace: Path, local: Path, name: str) -> SiteConfig:
         name: Name of the client in FLARE.
     """
     own = local / STATE
-    given: dict[str, Any] = settings(own / "site.toml", OWN) if (own / "site.toml").exists() else {}
+    given: dict[str, Any] = settings(own / "site.toml", OWN, "site") if (own / "site.toml").exists() else {}
     state = private_folder((own / given["state"] if "state" in given else workspace / STATE).resolve())
     policy = own / given.get("policy", "policy.toml")
     if not policy.exists() and "policy" not in given:

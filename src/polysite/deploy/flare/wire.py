@@ -10,11 +10,11 @@ import math
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 from polysite.buffers import Buffer
+from polysite.deploy.coordinator.roster import Envelope
 from polysite.deploy.flare.messages import HERE, TASK, cut, pack, unpack
 from polysite.errors import PayloadError, RunError, shown
 from polysite.payload import SiteId
@@ -33,21 +33,6 @@ TOKEN = "job"  # of every connection: FLARE starts the process of a site once in
 
 class Stopped(RunError):
     """FLARE ends the job: it was aborted, or too few sites are left."""
-
-
-@dataclass(slots=True)
-class Envelope:
-    """A response as it arrived, with the identifier of its request: header and body, or an error."""
-
-    id: str
-    header: dict[str, Any] = field(default_factory=dict)
-    body: Buffer = b""
-    error: str = ""
-
-    def take(self) -> Buffer:
-        """Return the body and release it: it may have gigabytes."""
-        body, self.body = self.body, b""
-        return body
 
 
 class Presence:

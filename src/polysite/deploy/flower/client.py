@@ -8,7 +8,6 @@ goes on where it was, and an earlier request can still be answered. The signed r
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from polysite.buffers import Buffer, room
@@ -30,7 +29,6 @@ from polysite.deploy.flower.messages import (
 )
 from polysite.deploy.flower.objects import before_chunk, pushed
 from polysite.deploy.flower.wire import Slot
-from polysite.deploy.proxy import Proxy
 from polysite.errors import PayloadError
 
 from flwr.app import Message  # isort: skip  # from here on: dependencies of Flower
@@ -61,48 +59,12 @@ class Incoming:
     message: Message
 
 
-class Fleet:
-    """One site's connection to the coordinator.
+class Fleet(Connection):
+    """One site's connection to the coordinator, with the requests that come and the responses that go over it."""
 
-    Args:
-        address: host:port of the coordinator.
-        key: The site's private key.
-        certificate: The site's certificate.
-        ca: Certificate of the federation's authority.
-        heartbeat: Seconds between two heartbeats, doubled.
-        patience: Seconds to retry over a connection that is broken and moves nothing.
-        timeout: Seconds to wait for a silent peer, however long a transfer takes.
-        limit: Largest message in bytes.
-        proxy: Proxy through which to connect.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        *,
-        key: Path,
-        certificate: Path,
-        ca: Path,
-        heartbeat: float = 10,
-        patience: float = 10,
-        timeout: float = 10,
-        limit: int = 8 << 30,
-        proxy: Proxy | None = None,
-    ):
-        self._line = Connection(
-            address,
-            key=key,
-            certificate=certificate,
-            ca=ca,
-            heartbeat=heartbeat,
-            patience=patience,
-            timeout=timeout,
-            proxy=proxy,
-        )
-        self._limit = limit
-        self._outgoing: _Outgoing | None = None  # a response that may have to be uploaded further
-        self._arriving: _Arriving | None = None  # a request that may have to be downloaded further
-        self._unconfirmed: tuple[ConfirmMessageReceivedRequest, Incoming | PayloadError] | None = None
+    _outgoing: "_Outgoing | None" = None  # a response that may have to be uploaded further
+    _arriving: "_Arriving | None" = None  # a request that may have to be downloaded further
+    _unconfirmed: tuple[ConfirmMessageReceivedRequest, Incoming | PayloadError] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -110,10 +72,14 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def connect(self) -> None:
-        """Try once to connect, or to resume a connection that is still known; ``Refused`` says why it fails."""
-        if self._line.connect():
+    def connect(self) -> bool:
+        """Try once to connect, or to resume a connection that is still known; ``Refused`` says why it fails.
+
+        Return whether this is another start of the coordinator than before.
+        """
+        if anew := super().connect():
             self._arriving, self._unconfirmed = None, None
+        return anew
 
     def receive(self, seconds: int = 0) -> Incoming | None:
         """Return the next request, if one is there or comes within so many seconds.
@@ -121,14 +87,12 @@ class Fleet:
         ``Lost`` after ``patience`` seconds without a connection. After ``connect``, the next call goes on where this
         one ended.
         """
-        node = self._line.connected()
+        node = self.connected()
         if self._unconfirmed is not None:
             return self._confirm(*self._unconfirmed)
         parts: list[Buffer] = [PullMessagesRequest(node=node).SerializeToString()]
         held = {WAIT: str(seconds)}
-        answer = self._line.call(
-            lambda each: self._line.post("pull-messages", each, headers=held), parts, self._line.patience
-        )
+        answer = self.call(lambda each: self.post("pull-messages", each, headers=held), parts, self.patience)
         pulled = _parsed(PullMessagesResponse, answer)
         if not pulled.messages_list:
             return None
@@ -148,7 +112,7 @@ class Fleet:
 
     def _confirm(self, request: ConfirmMessageReceivedRequest, outcome: "Incoming | PayloadError") -> Incoming:
         """Confirm that a message was received, and return it, or raise what is wrong with it."""
-        self._line.call(self._line.client.ConfirmMessageReceived, request, self._line.patience)
+        self.call(self.client.ConfirmMessageReceived, request, self.patience)
         self._unconfirmed = None
         if isinstance(outcome, PayloadError):
             raise outcome
@@ -169,27 +133,25 @@ class Fleet:
             came.contents[name] = self._pull(node, run, name)
 
         inner = [name for name, leaf in leaves.items() if not leaf]
-        self._line.all(pull, [name for name in inner if name not in came.contents])
-        came.reserve(inner, self._limit)
-        self._line.all(lambda name: self._pull_chunk(node, run, name, came.slots[name], came), came.missing())
-        self._line.all(
-            pull, [n for n, leaf in leaves.items() if leaf and n not in came.slots and n not in came.contents]
-        )
-        return came.contents, self._limit, came.joined
+        self.all(pull, [name for name in inner if name not in came.contents])
+        came.reserve(inner, self.limit)
+        self.all(lambda name: self._pull_chunk(node, run, name, came.slots[name], came), came.missing())
+        self.all(pull, [n for n, leaf in leaves.items() if leaf and n not in came.slots and n not in came.contents])
+        return came.contents, self.limit, came.joined
 
     def _pull(self, node: Node, run: int, name: str, slot: Slot | None = None) -> bytes:
         """Return an object; nothing, if it is a chunk that was received in its place."""
         wanted, end = (
             PullObjectRequest(node=node, run_id=run, object_id=name),
-            time.monotonic() + self._line.patience,
+            time.monotonic() + self.patience,
         )
         parts: list[Buffer] = [wanted.SerializeToString()]
 
         def pull(each: list[Buffer]) -> bytes:
-            return self._line.post("pull-object", each, slot, {REST: str(slot.filled)} if slot and slot.filled else {})
+            return self.post("pull-object", each, slot, {REST: str(slot.filled)} if slot and slot.filled else {})
 
         while True:
-            answer = self._line.call(pull, parts, self._line.patience, lambda: slot.filled if slot else 0)
+            answer = self.call(pull, parts, self.patience, lambda: slot.filled if slot else 0)
             if slot is not None and answer == before_chunk(len(slot)):
                 return b""
             pulled = _parsed(PullObjectResponse, answer)
@@ -199,7 +161,7 @@ class Fleet:
                 return bytes(pulled.object_content)
             if not pulled.object_found or time.monotonic() > end:
                 raise Unwanted
-            self._line.closing.wait(0.05)
+            self.closing.wait(0.05)
 
     def _pull_chunk(
         self, node: Node, run: int, name: str, slots: Sequence[memoryview], came: "_Arriving | None" = None
@@ -221,13 +183,13 @@ class Fleet:
         ``Lost`` after ``patience`` seconds in which nothing arrived. After ``connect``, a second call for the same
         request goes on where the first one ended; its header and body are those of the first.
         """
-        node, end = self._line.connected(), time.monotonic() + patience
+        node, end = self.connected(), time.monotonic() + patience
         if self._outgoing is None or self._outgoing.incoming is not incoming:
             self._outgoing = _Outgoing.pack(incoming, header, body)
         leaving = self._outgoing
         while True:
             try:
-                wanted = self._line.call(self._line.client.PushMessages, leaving.announcement(node), patience)
+                wanted = self.call(self.client.PushMessages, leaving.announcement(node), patience)
             except Unwanted:
                 self._outgoing = None
                 return False
@@ -235,22 +197,22 @@ class Fleet:
             missing = set(wanted.objects_to_push)
             small = [name for name in leaving.objects if name in missing and not leaving.is_chunk(name)]
             chunks = [name for name in leaving.objects if name in missing and leaving.is_chunk(name)]
-            stored = self._line.all(lambda name: self._push(request, name, leaving, patience), small)  # noqa: B023
+            stored = self.all(lambda name: self._push(request, name, leaving, patience), small)  # noqa: B023
             # only now is known where chunks belong
-            stored += self._line.all(lambda name: self._push_chunk(request, name, leaving, patience), chunks)  # noqa: B023
+            stored += self.all(lambda name: self._push_chunk(request, name, leaving, patience), chunks)  # noqa: B023
             if all(stored):
                 self._outgoing = None
                 return True
             end = time.monotonic() + patience if any(stored) else end
             if time.monotonic() > end:  # otherwise announce again and push what is missing
-                raise Lost(f"the coordinator at {self._line.address} did not take the answer within {patience:.0f} s")
-            self._line.closing.wait(0.2)
+                raise Lost(f"the coordinator at {self.address} did not take the answer within {patience:.0f} s")
+            self.closing.wait(0.2)
 
     def _push(self, request: PushObjectRequest, name: str, leaving: "_Outgoing", patience: float) -> bool:
         """Push an object as a whole; return whether it was stored."""
         parts = pushed(_named(request, name), content_of(leaving.objects[name]))
         headers = {OBJECT: name} if leaving.is_chunk(name) else {}
-        answer = self._line.call(lambda each: self._line.post("push-object", each, headers=headers), parts, patience)
+        answer = self.call(lambda each: self.post("push-object", each, headers=headers), parts, patience)
         return bool(_parsed(PushObjectResponse, answer).stored)
 
     def _push_chunk(self, request: PushObjectRequest, name: str, leaving: "_Outgoing", patience: float) -> bool:
@@ -262,7 +224,7 @@ class Fleet:
 
         def push(start: int, rest: memoryview) -> tuple[int, bool]:
             headers = {OBJECT: name, PART: f"{start} {len(rest)} {len(data)}"}
-            have, stored = self._line.post("push-object", [front, rest], headers=headers).split()
+            have, stored = self.post("push-object", [front, rest], headers=headers).split()
             return int(have), stored == b"1"
 
         def attempt(_: None) -> bool | None:
@@ -276,20 +238,8 @@ class Fleet:
             certain = True
             return stored if arrived == len(data) else None
 
-        done = self._line.call(attempt, None, patience, lambda: arrived)
+        done = self.call(attempt, None, patience, lambda: arrived)
         return self._push(request, name, leaving, patience) if done is None else done
-
-    def renew(self, request: bytes) -> bytes | None:
-        """Ask for a new certificate by a signing request; None if the coordinator has to make it by hand."""
-        return self._line.renew(request)
-
-    def use(self, certificate: Path, key: Path) -> None:
-        """Show another certificate of this site's key from now on."""
-        self._line.use(certificate, key)
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._line.close()
 
 
 @dataclass(slots=True)

@@ -68,6 +68,7 @@ class Connection:
         heartbeat: Seconds between two heartbeats, doubled.
         patience: Seconds to retry over a connection that is broken and moves nothing.
         timeout: Seconds to wait for a silent peer, however long a transfer takes.
+        limit: Largest message in bytes.
         proxy: Proxy through which to connect.
     """
 
@@ -78,14 +79,15 @@ class Connection:
         key: Path,
         certificate: Path,
         ca: Path,
-        heartbeat: float,
-        patience: float,
-        timeout: float,
-        proxy: Proxy | None,
+        heartbeat: float = 10,
+        patience: float = 10,
+        timeout: float = 10,
+        limit: int = 8 << 30,
+        proxy: Proxy | None = None,
     ):
         if not 10 <= heartbeat <= 1800:
             raise RunError(f"a heartbeat comes every 10 s to 30 min, not every {heartbeat} s")
-        self.address, self._heartbeat, self.patience = address, heartbeat, patience
+        self.address, self._heartbeat, self.patience, self.limit = address, heartbeat, patience, limit
         private = _private_key(key)
         self._public = public_key_to_bytes(private.public_key())
         signs = (_Instance(secrets.token_hex(16)), NodeAuthHttpInterceptor(private, private.public_key()))

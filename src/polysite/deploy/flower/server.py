@@ -12,11 +12,11 @@ import ssl
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, cast
 
 from polysite.buffers import Buffer
+from polysite.deploy.coordinator.roster import Envelope
 from polysite.deploy.flower.admission import Admission
 from polysite.deploy.flower.answers import FOREVER, Answers
 from polysite.deploy.flower.gateway import Guard, Pace, Renewal
@@ -42,22 +42,6 @@ from flwr.supercore.date import now
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 from flwr.superlink.main import create_app
-
-
-@dataclass(slots=True)
-class Envelope:
-    """A response as it arrived, with the identifier of its request: header and body, or an error."""
-
-    id: str
-    site: str
-    header: dict[str, Header] = field(default_factory=dict)
-    body: Buffer = b""
-    error: str = ""
-
-    def take(self) -> Buffer:
-        """Return the body and release it: it may have gigabytes."""
-        body, self.body = self.body, b""
-        return body
 
 
 class Link:
@@ -223,20 +207,20 @@ class Link:
             asked, reply = self._state.message_ins_store.get(id), self._state.message_ins_id_to_message_res_id.get(id)
         if reply is None:
             gone = asked is None or asked.metadata.created_at + asked.metadata.ttl <= now().timestamp()
-            return Envelope(id, site, error="no answer came in time") if gone else None
+            return Envelope(id, error="no answer came in time") if gone else None
         if site in self._answers.excessive:
-            return Envelope(id, site, error=f"the answer is of more than {self._limit} bytes")
+            return Envelope(id, error=f"the answer is of more than {self._limit} bytes")
         contents = self._answers.contents(reply)
         if contents is None:
             return None
         try:
             message = inflate(reply, contents, self._limit, self._answers.landings.joined(site, reply))
             if message.has_error():
-                return Envelope(id, site, error=message.error.reason or f"error {message.error.code}")
+                return Envelope(id, error=message.error.reason or f"error {message.error.code}")
             header, body = unpack(message.content)
         except PayloadError as problem:
-            return Envelope(id, site, error=str(problem))
-        return Envelope(id, site, header, body)
+            return Envelope(id, error=str(problem))
+        return Envelope(id, header, body)
 
 
 def _run(state: InMemoryLinkState) -> int:

@@ -15,10 +15,9 @@ from polysite.deploy import certificates, enrolment
 from polysite.deploy.flower.client import Fleet, Incoming
 from polysite.deploy.flower.connection import Lost
 from polysite.deploy.project import SiteConfig
-from polysite.deploy.site.withdrawn import LEFT
-from polysite.deploy.site.worker_process import Say, WorkerProcess, alone, ask_and_show
+from polysite.deploy.site.worker_process import Say, WorkerProcess, ask_and_show, opened
 from polysite.errors import PayloadError, PolysiteError, RunError
-from polysite.storage import private_folder, write_file
+from polysite.storage import write_file
 
 WAIT = 4  # seconds for which the coordinator holds a poll until there is a request
 DAY = 86400.0  # seconds between two looks at the certificate
@@ -28,19 +27,10 @@ MAX_PAUSE = {False: 5.0, True: 60.0}  # seconds between two attempts to connect;
 
 def run(site: SiteConfig, say: Say) -> None:
     """Serve requests until interrupted."""
-    if (site.state / LEFT).exists():
-        raise RunError(f"this hospital has left the federation; to take part again, delete {site.state / LEFT}")
-    private_folder(site.state)
-    with alone(site.state) as killed:
-        worker = WorkerProcess(site, say)
-        if killed:
-            worker.tell("the former courier was killed")
+    with opened(site, say, "courier") as worker:
         worker.line()
         say(f"{site.name}: {worker.words}; {site.policy.name} read; connecting to {site.server}")
-        try:
-            _serve(site, worker, say)
-        finally:
-            worker.stop()
+        _serve(site, worker, say)
 
 
 def _serve(site: SiteConfig, worker: WorkerProcess, say: Say) -> None:
@@ -119,7 +109,8 @@ def _connect(fleet: Fleet, say: Say) -> None:
     said, pause = "", 0.5
     while True:
         try:
-            return fleet.connect()
+            fleet.connect()
+            return
         except RunError as problem:
             slowly = getattr(problem, "slowly", False)
             if str(problem) != said:

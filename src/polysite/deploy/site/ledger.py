@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from polysite.errors import DataError, RunError
-from polysite.storage import write_file
+from polysite.storage import append_line, split_lines, write_file
 
 FORMAT = 2  # of an entry; 0.1.0 wrote 1, without saying so
 RESERVED = ("n", "time", "previous", "format")
@@ -91,11 +91,7 @@ class Ledger:
         line = json.dumps(
             {"n": n, "time": now, "previous": previous, "format": FORMAT, **entry}, allow_nan=False
         ).encode()
-        start = b"" if _ends(handle) else b"\n"  # a line cut by a crash stays a line of its own
-        whole = start + line + b"\n"
-        if (count := os.write(handle, whole)) < len(whole):
-            raise OSError(f"{count} of {len(whole)} bytes were written; is the disk full?")
-        os.fsync(handle)
+        append_line(handle, line)
         last = Head(n, sha256(line).hexdigest())
         _write_head(self.path, last)
         self._chain, self._known = Chain(heads=[last], block=line), _state(handle)
@@ -143,9 +139,7 @@ def summary(entries: Iterable[Mapping[str, Any]]) -> list[Total]:
 
 def _verified(path: Path, data: bytes, head: Head) -> Chain:
     """Verify the chain from its first line to its head."""
-    lines, chain = data.split(b"\n"), Chain()
-    if not lines[-1]:
-        lines.pop()
+    lines, chain = split_lines(data), Chain()
     parsed = [_entry(line) for line in lines]
     for k, (line, entry) in enumerate(zip(lines, parsed, strict=True)):
         if entry is None:
@@ -249,12 +243,6 @@ def _read(handle: int) -> bytes:
     with os.fdopen(os.dup(handle), "rb") as file:
         file.seek(0)
         return file.read()
-
-
-def _ends(handle: int) -> bool:
-    """Whether the file is empty or ends with a whole line."""
-    size = os.fstat(handle).st_size
-    return size == 0 or os.pread(handle, 1, size - 1) == b"\n"
 
 
 def _state(handle: int) -> tuple[Any, ...]:

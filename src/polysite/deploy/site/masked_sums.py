@@ -22,10 +22,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+from cryptography.hazmat.primitives.hashes import SHA256
+
 from polysite.buffers import Buffer
-from polysite.deploy.certificates import read_key
+from polysite.deploy.certificates import public_line, read_key, read_public
 from polysite.deploy.enrolment import fingerprint
-from polysite.deploy.project import SiteConfig, public_line
+from polysite.deploy.project import SiteConfig
 from polysite.deploy.protocol import Request
 from polysite.deploy.site.agreement import Refusal
 from polysite.deploy.site.policy import SitePolicy
@@ -33,7 +37,7 @@ from polysite.engines.secure.member import Identity, Session, open_session, take
 from polysite.engines.secure.settings import Secure
 from polysite.errors import PayloadError
 from polysite.payload import Payload, SiteId, decode
-from polysite.storage import private_folder, write_private
+from polysite.storage import Journal, private_folder, write_private
 
 BYTES = ("id", "mask_key", "share_key", "seed", "own")
 TABLES = ("mask_keys", "share_keys", "sealed")
@@ -50,6 +54,7 @@ class MaskedSums:
 
     def __init__(self, folder: Path, site: SiteConfig, policy: SitePolicy):
         self.folder, self.site, self.policy = folder / "secure", site, policy
+        self._sums = Journal[dict[str, Any]](self.folder / "sums.jsonl", dict)
         self._signers: dict[str, SiteId] = {}  # fingerprint of a key -> the hospital whose keys it has signed
 
     def step(self, request: Request, secure: Secure) -> Payload:
@@ -129,19 +134,14 @@ class MaskedSums:
 
     def _known(self, request: Request, what: str) -> list[set[SiteId]]:
         """Return the hospitals of the sums of this round that a reply left for, or that were opened."""
-        file = self.folder / "sums.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        known = [json.loads(line) for line in lines]
         here = (request.phase, request.round)
-        return [set(k[what]) for k in known if what in k and (k["phase"], k["round"]) == here]
+        return [set(k[what]) for k in self._sums.read() if what in k and (k["phase"], k["round"]) == here]
 
     def _note(self, request: Request, what: str, sites: tuple[SiteId, ...]) -> None:
         if set(sites) in self._known(request, what):
             return
-        file = self.folder / "sums.jsonl"
-        before = file.read_text() if file.exists() else ""
-        line = json.dumps({"phase": request.phase, "round": request.round, what: list(sites)})
-        write_private(file, f"{before}{line}\n")
+        more = {"phase": request.phase, "round": request.round, what: list(sites)}
+        self._sums.replace(map(json.dumps, [*self._sums.read(), more]))
 
     # whose keys
 
@@ -149,9 +149,6 @@ class MaskedSums:
         """Return the public key of this hospital and its signature under keys of a sum."""
         if not self.site.key.is_file():
             return {}
-        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
-        from cryptography.hazmat.primitives.hashes import SHA256
-
         key = read_key(self.site.key)
         return {"key": public_line(key.public_key()).encode(), "signature": key.sign(text, ECDSA(SHA256()))}
 
@@ -170,20 +167,13 @@ class MaskedSums:
 
 
 def _is_signed(text: bytes, parts: Mapping[str, bytes], accepted: set[str]) -> bool:
-    from base64 import b64decode
-
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.serialization import load_der_public_key
-
     try:
         line = parts["key"].decode()
-        key = load_der_public_key(b64decode(line, validate=True))
-        if not isinstance(key, EllipticCurvePublicKey) or "".join(fingerprint(line).split()) not in accepted:
+        key = read_public(line)
+        if key is None or "".join(fingerprint(line).split()) not in accepted:
             return False
         key.verify(parts["signature"], text, ECDSA(SHA256()))
-    except (KeyError, TypeError, ValueError, InvalidSignature, UnsupportedAlgorithm):
+    except (KeyError, TypeError, ValueError, InvalidSignature):
         return False
     return True
 

@@ -20,7 +20,7 @@ from polysite.algorithms.base import Kind
 from polysite.deploy.protocol import RequestKind
 from polysite.deploy.site.demand import Demand
 from polysite.errors import ConfigError, nearest, shown
-from polysite.foreign import read_toml
+from polysite.foreign import read_toml, without_removed
 
 VERSION = 2  # of policy.toml
 WORK = ("assess", "train", "score", "examine")  # requests that occupy the machine for a while
@@ -223,7 +223,7 @@ class SitePolicy:
     @classmethod
     def load(cls, path: Path) -> "SitePolicy":
         """Read a policy from a file; a missing key has its default."""
-        given = {"version": 1, **settings(path, get_type_hints(cls))}  # files of 0.1.0 have none
+        given = {"version": 1, **settings(path, get_type_hints(cls), "policy")}  # files of 0.1.0 have none
         try:
             return cls(**given)
         except ConfigError as problem:
@@ -377,10 +377,11 @@ class SitePolicy:
         return start <= minute < end if start < end else minute >= start or minute < end
 
 
-def settings(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a TOML file; refuse an unknown key or a value of the wrong type."""
+def settings(path: Path, known: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """Read a TOML file, which is a ``site``, ``policy`` or ``server`` file; refuse an unknown key or a value of the
+    wrong type."""
     try:
-        given = read_toml(path)
+        given = without_removed(read_toml(path), str(path), f"{file}.")
     except ConfigError as problem:
         if not path.exists():
             raise ConfigError(f"{path} is missing; it came with the archive or the project, put it back") from problem

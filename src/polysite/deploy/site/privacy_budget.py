@@ -11,7 +11,6 @@ twice its radius, so it counts with half of its noise.
 """
 
 import json
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from polysite.errors import DataError
-from polysite.foreign import parse_json
 from polysite.privacy import Private, Release, epsilon
-from polysite.storage import PRIVATE_FILE
+from polysite.storage import Journal
 
 FILE = "privacy.jsonl"
 
@@ -49,17 +47,15 @@ class PrivacyBudget:
     """The budget in the state folder of a hospital."""
 
     def __init__(self, state: Path):
-        self.path = state / FILE
+        self._journal = Journal(state / FILE, _entry)
 
     def entries(self) -> list[Entry]:
         """Return all that left; DataError if the file is damaged."""
-        if not self.path.exists():
-            return []
         try:
-            return [_entry(parse_json(line)) for line in self.path.read_text(encoding="utf-8").splitlines()]
-        except (OSError, ValueError, TypeError, KeyError, OverflowError) as problem:
+            return self._journal.read()
+        except (OSError, ValueError) as problem:
             raise DataError(
-                f"{self.path} is damaged, so it is not known what studies have spent; restore it from a backup"
+                f"{problem}, so it is not known what studies have spent; restore it from a backup"
             ) from problem
 
     def spent(self, delta: float, more: Iterable[Release] = ()) -> float:
@@ -82,13 +78,7 @@ class PrivacyBudget:
     def note(self, study: str, phase: int, round: int, releases: Iterable[Release]) -> None:
         """Write what leaves, and wait until it is on disk."""
         now = time.time()
-        lines = [json.dumps(asdict(Entry(study, phase, round, now, release))) for release in releases]
-        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
-        try:
-            os.write(handle, "".join(f"{line}\n" for line in lines).encode())
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        self._journal.append(*(json.dumps(asdict(Entry(study, phase, round, now, release))) for release in releases))
 
 
 def for_patients(private: Private, releases: Iterable[Release]) -> list[Release]:

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from polysite.errors import DataError
-from polysite.foreign import parse_json
-from polysite.storage import write_private
+from polysite.storage import Journal
 
 DAY = 86400.0  # seconds
 KEPT = 400 * DAY
@@ -68,12 +67,18 @@ class Studies:
     """The list of studies in a file of the hospital."""
 
     def __init__(self, path: Path):
-        self.path = path
+        self._journal = Journal(path, _trace)
 
     def within(self, days: float) -> list[Trace]:
         """Return the studies of the last days; DataError if the list is damaged, so that nothing is forgotten."""
-        now = time.time()
-        return [trace for trace in self._read() if now - trace.time < days * DAY]
+        try:
+            now = time.time()
+            return [trace for trace in self._journal.read() if now - trace.time < days * DAY]
+        except (OSError, ValueError) as problem:
+            raise DataError(
+                f"the list of the studies that this hospital agreed to cannot be read: {problem}; restore it from a "
+                "backup, or move it aside to begin a new one"
+            ) from problem
 
     def similar(self, new: Trace, days: float, fewest: int) -> str:
         """Return the name of a study of the last days that is similar to a new one, or of itself; empty if none is."""
@@ -83,17 +88,7 @@ class Studies:
     def add(self, trace: Trace) -> None:
         """Add a study, and drop those that are too old to matter."""
         kept = [each for each in self.within(KEPT / DAY) if each.study != trace.study]
-        write_private(self.path, "".join(json.dumps(asdict(each)) + "\n" for each in (*kept, trace)))
-
-    def _read(self) -> list[Trace]:
-        try:
-            text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-            return [_trace(parse_json(line)) for line in text.splitlines()]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
-            raise DataError(
-                f"{self.path}, the list of the studies that this hospital agreed to, cannot be read ({problem}): "
-                "restore it from a backup, or move it aside to begin a new one"
-            ) from problem
+        self._journal.replace(json.dumps(asdict(each)) for each in (*kept, trace))
 
 
 def _close(difference: int, fewest: int) -> bool:

@@ -19,8 +19,10 @@ from typing import Any, BinaryIO, cast
 from polysite.buffers import Buffer
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.site import ipc
+from polysite.deploy.site.withdrawn import LEFT
 from polysite.errors import PayloadError, RunError, shown
 from polysite.own_process import worker_command
+from polysite.storage import private_folder
 
 log = logging.getLogger("polysite")
 
@@ -163,6 +165,23 @@ def _size(count: int) -> str:
     ('90.3 MB', '12 bytes')
     """
     return f"{count / 1e6:.1f} MB" if count > 99_999 else f"{count} bytes"
+
+
+@contextmanager
+def opened(site: SiteConfig, say: Say, what: str) -> Iterator[WorkerProcess]:
+    """Yield the worker of a site that has not left, and stop it at the end. ``what`` names this process, for the report
+    that the former one was killed."""
+    if (site.state / LEFT).exists():
+        raise RunError(f"this hospital has left the federation; to take part again, delete {site.state / LEFT}")
+    private_folder(site.state)
+    with alone(site.state) as killed:
+        worker = WorkerProcess(site, say)
+        if killed:
+            worker.tell(f"the former {what} was killed")
+        try:
+            yield worker
+        finally:
+            worker.stop()
 
 
 @contextmanager
