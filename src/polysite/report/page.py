@@ -244,13 +244,10 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
 
 
 def _predicting(methods: Sequence[Method]) -> Iterator[Section]:
-    """Yield the members of ensembles with their weights, and the cleaning of masks that runs chose."""
+    """Yield the members of ensembles with their weights."""
     members = [predicting.members(m.name, m.first.ensemble) for m in methods if m.first.ensemble]
     if members:
         yield Section("members", "Members of the ensemble", tuple(members))
-    cleaned = [predicting.cleaning(m.name, m.first.cleaning) for m in methods if m.first.cleaning]
-    if cleaned:
-        yield Section("cleaning", "Cleaning of masks", tuple(cleaned))
 
 
 def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:

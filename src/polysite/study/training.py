@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from polysite import config, evidence, postprocessing
+from polysite import config, evidence
 from polysite.algorithms import name_of
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
@@ -264,7 +264,6 @@ def conduct(
     until: int | None = None,
 ) -> Run:
     """Train into a run folder, from its beginning or from a checkpoint, over any transport."""
-    choose = postprocessing.chooser(phases) if study.train.clean.auto else None
     with logged(folder) as log:
         log.info("%s over %s", title(study), ", ".join(phases[0].transport.names))
         for line in lines:
@@ -283,7 +282,6 @@ def conduct(
             about=about,
             evaluate=evaluate,
             until=until,
-            choose=choose,
         )
         watch.end()
         log.info("finished; best round %d", result.best_round + 1)

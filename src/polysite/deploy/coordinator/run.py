@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from polysite import assessment, config, postprocessing, study
+from polysite import assessment, config, study
 from polysite.algorithms.base import Algorithm, check_sites
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
@@ -302,7 +302,6 @@ def check(chosen: Study) -> None:
         raise ConfigError("split.file names cases, which stay at the hospitals: leave it out")
     study.refuse_bare(chosen)
     study.refuse_ensemble(chosen)
-    postprocessing.refuse_remote(chosen, "over real hospitals")
 
 
 def _known(folder: RunFolder) -> dict[str, Any]:
