@@ -37,9 +37,6 @@ from polysite.engines.secure import server as secure_server
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.evaluation_folder import EvaluationFolder
 from polysite.foreign import parse_json
-from polysite.report import publish
-from polysite.report.page import Options
-from polysite.report.runs import Method, methods, read
 from polysite.study import Run
 from polysite.tree import Tree
 
@@ -232,14 +229,6 @@ def resume(
             roster.recall(_unrecorded(folder))
         final = _evaluation(chosen, roster, folder) if evaluate else None
         return study.conduct(chosen, _words(roster), phases, start, folder, at, watch, final, until)
-
-
-def write_page(done: Run) -> tuple[list[Method], Options]:
-    """Write the page of a deployed run; return what it was made of."""
-    runs, assessed = methods([read(done.folder.path)]), done.folder.path / "assessment"
-    options = Options(speeds=config.parse(done.folder.config).cost, assessment=assessed if assessed.is_dir() else None)
-    publish.page(done.folder.path / "index.html", runs, options)
-    return runs, options
 
 
 def greet(
