@@ -15,20 +15,16 @@ from polysite.metrics.statistics import interval
 from polysite.report.assess_figures import drawing
 from polysite.report.drawing import COLOURS, WIDE, name_axes, new, panels, pictures
 from polysite.report.grid import Cell, Grid, Line, name, number
+from polysite.report.names import listed
 from polysite.report.page import Folded, Picture, Section, layout
 from polysite.storage import draft_folder
 from polysite.training.attack import Curve
 from polysite.training.leaks import Membership, Rebuilt
 
-BESIDE = {
-    "nearest": "the scan of the known case with the most similar numbers",
-    "hospital": "the average scan of the hospital",
-    "compressed": "the scan itself, compressed to as many numbers",
-}
-MARKS = {
-    "nearest": ("s", 1, "nearest case"),
-    "hospital": ("D", 3, "hospital's average"),
-    "compressed": ("v", 2, "scan itself, compressed"),
+BESIDE = {  # what an attack is compared with: marker, colour, name and description
+    "nearest": ("s", 1, "nearest case", "the scan of the known case with the most similar numbers"),
+    "hospital": ("D", 3, "hospital's average", "the average scan of the hospital"),
+    "compressed": ("v", 2, "scan itself, compressed", "the scan itself, compressed to as many numbers"),
 }
 FEWEST = 5  # training patients of a hospital, below which the page says what a policy would have prevented
 
@@ -212,7 +208,7 @@ class AttackedNumbers:
         findings, (rebuilt, matched) = self.findings, self.tables()
         looks = {
             label: (mark, colour, 0.0, False, [f.ratios[key] for f in findings])
-            for key, (mark, colour, label) in MARKS.items()
+            for key, (mark, colour, label, _) in BESIDE.items()
         }
         looks["attack"] = ("o", 0, 0.0, True, [f.attack for f in findings])
         beside = "mean squared error relative to the average scan"
@@ -293,8 +289,8 @@ def _method(findings: Sequence[Finding], about: Mapping[str, Any]) -> Iterator[s
     )
     lengths = ", ".join(f"{f.coefficients} for {f.kind}" for f in findings)
     yield (
-        f"Errors are relative to the average scan of the training cases. Baselines: {BESIDE['nearest']}; "
-        f"{BESIDE['hospital']}, which a recipient who knows the sender may know; and {BESIDE['compressed']} by "
+        f"Errors are relative to the average scan of the training cases. Baselines: {BESIDE['nearest'][-1]}; "
+        f"{BESIDE['hospital'][-1]}, which a recipient who knows the sender may know; and {BESIDE['compressed'][-1]} by "
         f"principal components ({lengths}; at most as many as training cases). The last is no limit: a decoder may do "
         "better."
     )
@@ -601,9 +597,7 @@ def prevented(found: AttackedModels) -> Iterator[str]:
         yield "epsilon = 8 (or any other number) would have refused this run: no noise was added."
     small = sorted(site for site, count in p.patients.items() if count < FEWEST)
     if small:
-        who = ", ".join(small)
-        if len(small) > 4:
-            who = f"{len(small)} of {len(p.patients)} hospitals ({', '.join(small[:3])} and {len(small) - 3} more)"
+        who = listed(small, len(p.patients))
         yield f"fewest = {FEWEST} would have kept {who} out, with fewer training patients than that."
     else:
         yield f"fewest = {FEWEST} was met: every hospital trained on at least {FEWEST} patients."

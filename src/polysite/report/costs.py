@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -111,7 +112,8 @@ def with_effort(scores: Grid, methods: Sequence[Method]) -> Grid:
 def _unequal(methods: Sequence[Sequence[Cost]]) -> str:
     """Return the ranges of rounds, steps and bytes that differ between methods, as the end of a sentence."""
     uneven = []
-    for what, of, text in (("rounds", _rounds, _whole), ("steps", _steps, _whole), ("bytes", _sent, _bytes)):
+    kinds = (("rounds", attrgetter("rounds"), _whole), ("steps", attrgetter("steps"), _whole), ("bytes", _sent, _bytes))
+    for what, of, text in kinds:
         values = [fmean(map(of, each)) for each in methods]
         if max(values) > ALIKE * min(values):
             uneven.append(f"{what} {text(min(values)).text.replace('–', '0')} to {text(max(values)).text}")
@@ -120,14 +122,6 @@ def _unequal(methods: Sequence[Sequence[Cost]]) -> str:
     if not uneven:
         return "; rounds, steps and bytes are equal for all methods"
     return f"; unequal between methods: {', '.join(uneven)}"
-
-
-def _rounds(run: Cost) -> int:
-    return run.rounds
-
-
-def _steps(run: Cost) -> int:
-    return run.steps
 
 
 def _sent(run: Cost) -> int:

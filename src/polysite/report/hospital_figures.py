@@ -167,8 +167,7 @@ def _rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _label(comparison: Comparison, measure: str) -> str:
-    unit = f" ({comparison.unit})" if about(measure).distance and comparison.unit else ""
-    return f"{about(measure).title}{unit}, {comparison.methods[0].first.split} cases"
+    return f"{comparison.title(measure)}, {comparison.methods[0].first.split} cases"
 
 
 def _scale(axes: Axes, comparison: Comparison, measure: str, axis: str) -> None:

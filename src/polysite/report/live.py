@@ -1,4 +1,4 @@
-"""Progress of a search on standard error: a bar below a table of what is compared, or plain lines in a file."""
+"""Progress on standard error: a bar below a table of what is compared, or plain lines in a file."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from polysite.report.tables import counting
+from polysite.report.plain_progress import PlainProgress
 
 MOST = 15  # rows of the table
 
@@ -93,5 +93,9 @@ def board(what: str, total: int | None, quiet: bool) -> Iterator[Any]:
         with Board(what, total, console, quiet) as shown:
             yield shown
         return
-    with counting(what, total, quiet) as step:
-        yield step
+    lines = PlainProgress(console)
+    task = lines.add_task(what, total)
+    try:
+        yield lambda note, done=1, running=None, standings=None: lines.update(task, advance=done, note=note)
+    finally:
+        lines.stop()

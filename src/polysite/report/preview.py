@@ -3,12 +3,12 @@
 A row shows the modalities of a case with the outlines of its labels; below are histograms of all shown cases.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Protocol
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -18,8 +18,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
+from polysite.config import Study
 from polysite.data.case import Case, CaseRef
-from polysite.data.sources import Source
 from polysite.engines.run_folder import file_name
 from polysite.errors import PolysiteError
 from polysite.report.drawing import COLOURS
@@ -30,24 +30,6 @@ OUTLINES = tuple(COLOURS[k] for k in (4, 1, 3, 2, 5))  # colours that are visibl
 SAMPLE = 200_000  # voxels of a volume that enter percentiles and histograms
 DPI = 150
 NAMES, PANEL, HISTOGRAM, TITLE, LINE, GAP, SPACE = 1.65, 2.2, 1.2, 0.24, 0.15, 0.1, 0.15  # inches
-
-
-class Study(Protocol):
-    """The part of a study that a sheet needs; studies belong to a layer above."""
-
-    @property
-    def seed(self) -> int:
-        """The seed of phantoms."""
-        ...
-
-    @property
-    def data(self) -> Source:
-        """The data source."""
-        ...
-
-    def cut(self, volumes: Sequence[CaseRef]) -> Mapping[CaseRef, Sequence[CaseRef]]:
-        """Return the cases of every volume: its slices, or itself."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

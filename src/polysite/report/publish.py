@@ -10,6 +10,7 @@ from polysite.errors import RunError
 from polysite.report import costs, published
 from polysite.report.compare import Comparison, summary, tables
 from polysite.report.figure_files import write_figures
+from polysite.report.grid import write_tables
 from polysite.report.page import Options, build
 from polysite.report.runs import Method, methods, read
 from polysite.storage import draft_folder, vacant, write_file
@@ -62,11 +63,7 @@ def comparison(
     text = build(title, methods, options)
     with draft_folder(folder, "comparison", private=False) as draft:
         text.write(draft)
-        body = "\n".join(g.markdown() for g in grids)
-        (draft / "tables.md").write_text(f"{words}\n\n{body}", encoding="utf-8")
-        (draft / "tables.tex").write_text("\n".join(g.latex() for g in grids), encoding="utf-8")
-        for grid in grids:
-            (draft / f"{grid.name}.csv").write_text(grid.csv(), encoding="utf-8")
+        write_tables(draft, grids, words)
     return compared
 
 

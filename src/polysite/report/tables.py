@@ -1,16 +1,13 @@
 """Tables in the terminal."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich import box
 from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,9 +21,12 @@ from polysite.report.compare import summary, tables
 from polysite.report.grid import Grid, fitting
 from polysite.report.names import shorten
 from polysite.report.page import Options
-from polysite.report.plain_progress import PlainProgress
 from polysite.report.runs import Method
 
+FULL = (  # tables that are printed besides the scores
+    "tests_dice", "tests_hd95", "tests_accuracy", "asked", "best_rounds", "averages", "subgroups_dice",
+    "subgroups_accuracy",
+)  # fmt: skip
 MOST_PARTS = 4  # of a table that is printed although it has a file
 
 
@@ -34,29 +34,12 @@ def show(methods: Sequence[Method], options: Options = Options(), full: bool = F
     """Print the scores of every hospital and a summary; with ``full`` also tests and costs."""
     comparison = options.compare(methods)
     console = Console(highlight=False)
-    grids = tables(comparison)
-    names = (
-        "overview",
-        f"hospitals_{comparison.main}",
-        *(
-            (
-                "tests_dice",
-                "tests_hd95",
-                "tests_accuracy",
-                "asked",
-                "best_rounds",
-                "averages",
-                "subgroups_dice",
-                "subgroups_accuracy",
-            )
-            if full
-            else ()
-        ),
-    )
-    wanted = [g for g in grids if g.name in names]
-    for grid in [*wanted, *([costs.table(comparison.methods, options.speeds)] if full else [])]:
-        show_grid(grid)
-    for grid in published.tables(comparison, options.published, options.speeds, options.assessment) if full else ():
+    names = ("overview", f"hospitals_{comparison.main}", *(FULL if full else ()))
+    wanted = [g for g in tables(comparison) if g.name in names]
+    if full:
+        wanted.append(costs.table(comparison.methods, options.speeds))
+        wanted += published.tables(comparison, options.published, options.speeds, options.assessment)
+    for grid in wanted:
         show_grid(grid)
     for sentence in (*summary(comparison), *options.remarks, *comparison.remarks):
         console.print(Text(sentence))
@@ -275,20 +258,3 @@ def _table(first: str, *others: str) -> Table:
 def _spans(axes: Sequence[Sequence[float]], style: str) -> str:
     """Format ``[[120, 128], [20, 20]]`` as ``120–128 × 20``."""
     return " × ".join(f"{a:{style}}" if a == b else f"{a:{style}}–{b:{style}}" for a, b in axes) or "–"
-
-
-@contextmanager
-def counting(what: str, total: int | None, quiet: bool) -> Iterator[Callable[..., None]]:
-    """Yield a function that advances a bar, or plain lines, on standard error; ``done`` = 0 changes only the note."""
-    if quiet:
-        yield lambda note, done=1, running=None, standings=None: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-    console = Console(stderr=True)
-    bar: Any = Progress(*columns, console=console, transient=True) if console.is_terminal else PlainProgress(console)
-    task = bar.add_task(what, total=total, note="")
-    bar.start()
-    try:
-        yield lambda note, done=1, running=None, standings=None: bar.update(task, advance=done, note=note)
-    finally:
-        bar.stop()

@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partialmethod
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -44,35 +45,16 @@ class Many(Watch):
     def __init__(self, *watches: Watch):
         self.watches = watches
 
-    def case(self, done: int, of: int, case: str) -> None:
-        """Forward a prepared case."""
-        for w in self.watches:
-            w.case(done, of, case)
+    def _forward(self, call: str, *given: Any) -> None:
+        for watch in self.watches:
+            getattr(watch, call)(*given)
 
-    def begin(self, title: str, rounds: int, done: int, best: float) -> None:
-        """Forward the start of training."""
-        for w in self.watches:
-            w.begin(title, rounds, done, best)
-
-    def end(self) -> None:
-        """Forward the end of training."""
-        for w in self.watches:
-            w.end()
-
-    def site(self, round: int, site: str, done: int, of: int) -> None:
-        """Forward the reply of a site."""
-        for w in self.watches:
-            w.site(round, site, done, of)
-
-    def doing(self, site: str, what: str, done: bool) -> None:
-        """Forward the activity of a real hospital."""
-        for w in self.watches:
-            w.doing(site, what, done)
-
-    def round(self, record: RoundRecord) -> None:
-        """Forward the record of a round."""
-        for w in self.watches:
-            w.round(record)
+    case = partialmethod(_forward, "case")
+    begin = partialmethod(_forward, "begin")
+    end = partialmethod(_forward, "end")
+    site = partialmethod(_forward, "site")
+    doing = partialmethod(_forward, "doing")
+    round = partialmethod(_forward, "round")
 
 
 class TensorBoard(Watch):
