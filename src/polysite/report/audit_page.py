@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from polysite.metrics.membership import Auc
 from polysite.metrics.statistics import interval
 from polysite.report.assess_figures import drawing
-from polysite.report.drawing import COLOURS, WIDE, name_axes, new, panels, pictures
+from polysite.report.drawing import COLOURS, WIDE, name_axes, name_rows, new, panels, pictures
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.names import listed
 from polysite.report.page import Folded, Picture, Section, layout
@@ -516,9 +516,9 @@ def membership(found: AttackedModels) -> Grid:
 
 def by_site(found: AttackedModels) -> Grid:
     """Return a table of the areas of every hospital."""
-    sites = sorted({site for s in found.surfaces for site in s.found.sites})
+    sites, spent = sorted({site for s in found.surfaces for site in s.found.sites}), found.protections.epsilon
     lines = [
-        Line((name(site), *(_cell(_best(s.found, site)) for s in found.surfaces), number(_epsilon(found, site), ".2f")))
+        Line((name(site), *(_cell(_best(s.found, site)) for s in found.surfaces), number(spent.get(site), ".2f")))
         for site in sites
     ]
     head = ("hospital", *(s.name for s in found.surfaces), "epsilon spent")
@@ -532,10 +532,6 @@ def by_site(found: AttackedModels) -> Grid:
 def _best(found: Membership, site: str) -> Auc | None:
     known = [each[site] for each in (found.sites, found.sites_calibrated) if site in each]
     return max(known, key=lambda a: a.value, default=None)
-
-
-def _epsilon(found: AttackedModels, site: str) -> float | None:
-    return found.protections.epsilon.get(site)
 
 
 def inversion(found: AttackedModels) -> Grid:
@@ -694,11 +690,8 @@ def _points(
                 at, [row for row, _ in known], xerr=np.abs([low, high]) if sure else None, fmt=mark,
                 color=COLOURS[colour], ms=6, capsize=3, label=entry,
             )  # fmt: skip
-    axes.set_yticks(list(rows), list(names))
-    axes.set_ylim(-0.6, len(names) - 0.4)
+    name_rows(axes, names[::-1])
     axes.set_xlim(0, end)
     axes.set_xlabel(label)
-    axes.grid(axis="y", color="#eeeeee")
-    axes.set_axisbelow(True)
     figure.legend(loc="outside upper center", ncols=len(looks), frameon=False, fontsize=9)
     return figure

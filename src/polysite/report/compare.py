@@ -330,24 +330,12 @@ def _hospitals(comparison: Comparison, measure: str) -> Grid:
         lines = [Line((name(m.name), *(cells[m.name, s] for s in columns))) for m in comparison.methods]
         return Grid(f"hospitals_{measure}", title, head, mark_best(lines, [0, *[better] * len(columns)]), note)
     head = ("hospital", "cases", *(m.name for m in comparison.methods))
-    lines = [
-        _across(shown[s] if s else "all", counts[s] if s else sum(counts.values()), s, cells, comparison, better)
-        for s in (*comparison.sites, *[None] * (len(comparison.sites) > 1))
-    ]
+    lines = []
+    for s in (*comparison.sites, *[None] * (len(comparison.sites) > 1)):
+        first = (name(shown[s]), number(counts[s], "d")) if s else (name("all"), number(sum(counts.values()), "d"))
+        row = with_best([cells[m.name, s] for m in comparison.methods], better)
+        lines.append(Line((*first, *row), "" if s else "total"))
     return Grid(f"hospitals_{measure}", title, head, tuple(lines), note)
-
-
-def _across(
-    title: str,
-    count: int,
-    site: str | None,
-    cells: dict[tuple[str, str | None], Cell],
-    comparison: Comparison,
-    better: int,
-) -> Line:
-    """Return a row in which the best cell is marked."""
-    row = [cells[m.name, site] for m in comparison.methods]
-    return Line((name(title), number(count, "d"), *with_best(row, better)), "" if site else "total")
 
 
 def _more(comparison: Comparison) -> Grid:

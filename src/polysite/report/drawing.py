@@ -127,6 +127,25 @@ def unformatted(text: str) -> str:
     return f" {escaped}" if escaped.startswith("_") else escaped
 
 
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows, from below, with a faint line through each."""
+    axes.set_yticks(range(len(names)), [unformatted(n) for n in names], fontsize=9)
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    axes.grid(axis="y", color="#eeeeee")
+    axes.set_axisbelow(True)
+
+
+def outline(axes: Axes, masks: Sequence[np.ndarray], colours: Sequence[str], width: float) -> None:
+    """Draw the outlines of masks; every second one is dashed and on top, so that coinciding outlines show."""
+    limits = axes.axis()
+    for k, mask in enumerate(masks):
+        if mask.any():  # padded, so that outlines close at the border
+            x, y = (np.arange(-1, n + 1) for n in mask.shape[::-1])
+            look = {"colors": colours[k], "linestyles": ("-", "--")[k % 2], "zorder": 2 + k % 2}
+            axes.contour(x, y, np.pad(mask, 1), levels=[0.5], linewidths=width, **look)
+    axes.axis(limits)
+
+
 def deviation(values: Sequence[float]) -> float:
     """Return the standard deviation, for an error bar; 0 of one value."""
     return stdev(values) if len(values) > 1 else 0.0

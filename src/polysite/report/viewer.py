@@ -22,6 +22,7 @@ from matplotlib.lines import Line2D
 from PIL import Image
 
 from polysite.errors import DataError
+from polysite.report.drawing import outline
 from polysite.report.preview import OUTLINES
 from polysite.report.template import render
 
@@ -328,14 +329,9 @@ def _panel(axes: Axes, case: Shown, mask: np.ndarray | None, labels: Sequence[st
     aspect = case.pixel[0] / case.pixel[1]
     axes.imshow(case.image[0, case.start], cmap="gray", vmin=0, vmax=255, aspect=aspect, interpolation="bilinear")
     axes.set_adjustable("datalim" if case.truth.shape[1] * aspect <= 1.3 * case.truth.shape[2] else "box")
-    limits = axes.axis()
-    x, y = (np.arange(-1, n + 1) for n in case.truth.shape[:0:-1])
-    for k, name in enumerate(case.labels):
-        if mask is not None and (part := mask[case.start] >> k & 1).any():  # padded, so that outlines close
-            colour = COLOURS[labels.index(name) % len(COLOURS)]
-            style = {"linestyles": ("-", "--")[k % 2], "zorder": 2 + k % 2}  # coinciding outlines both show
-            axes.contour(x, y, np.pad(part, 1), levels=[0.5], colors=colour, linewidths=1.0, **style)
-    axes.axis(limits)
+    if mask is not None:
+        colours = [COLOURS[labels.index(name) % len(COLOURS)] for name in case.labels]
+        outline(axes, [mask[case.start] >> k & 1 for k in range(len(case.labels))], colours, 1.0)
     white: dict[str, Any] = {"color": "white", "fontsize": 6, "transform": axes.transAxes, "va": "center"}
     if case.sides:
         axes.text(0.02, 0.5, "R", **white)
