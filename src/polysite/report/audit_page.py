@@ -206,7 +206,7 @@ class AttackedNumbers:
     def sections(self, about: Mapping[str, Any]) -> Iterator[Section]:
         """Yield the sections of the page."""
         findings, (rebuilt, matched) = self.findings, self.tables()
-        looks = {
+        looks: dict[str, Look] = {
             label: (mark, colour, 0.0, False, [f.ratios[key] for f in findings])
             for key, (mark, colour, label, _) in BESIDE.items()
         }
@@ -467,7 +467,7 @@ class AttackedModels:
         """Yield the sections of the page."""
         yield Section("who", "Who had what", (self.protections.words, audience(self)))
         rows = [*((s.name, s.found) for s in self.surfaces), ("untrained", self.control)]
-        looks = {
+        looks: dict[str, Look] = {
             "loss": ("o", 0, 0.12, True, [m.loss for _, m in rows]),
             "calibrated": ("s", 1, -0.12, True, [m.calibrated for _, m in rows]),
         }

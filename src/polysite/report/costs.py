@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil
-from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -112,9 +111,9 @@ def with_effort(scores: Grid, methods: Sequence[Method]) -> Grid:
 def _unequal(methods: Sequence[Sequence[Cost]]) -> str:
     """Return the ranges of rounds, steps and bytes that differ between methods, as the end of a sentence."""
     uneven = []
-    kinds = (("rounds", attrgetter("rounds"), _whole), ("steps", attrgetter("steps"), _whole), ("bytes", _sent, _bytes))
-    for what, of, text in kinds:
-        values = [fmean(map(of, each)) for each in methods]
+    means = [(fmean(c.rounds for c in x), fmean(c.steps for c in x), fmean(map(_sent, x))) for x in methods]
+    kinds = (("rounds", _whole), ("steps", _whole), ("bytes", _bytes))
+    for (what, text), values in zip(kinds, zip(*means, strict=True), strict=True):
         if max(values) > ALIKE * min(values):
             uneven.append(f"{what} {text(min(values)).text.replace('–', '0')} to {text(max(values)).text}")
     if len(methods) < 2:

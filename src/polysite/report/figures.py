@@ -184,7 +184,7 @@ def _by_site(named: Sequence[tuple[str, Lines]], what: str, top: float | None = 
 
 
 def _panels_of_lines(
-    named: Sequence[tuple[str, Lines]], names: Sequence[str], what: str, height: float, ends: Mapping[str, float | None]
+    named: Sequence[tuple[str, Lines]], names: Sequence[str], what: str, height: float, ends: Mapping[str, Any]
 ) -> str:
     """Draw a panel for each title, with a line per name; only lines of methods are tagged."""
     figure, made = panels([title for title, _ in named], height)
@@ -203,7 +203,7 @@ def _panels_of_lines(
 
 def _heat_maps(named: Sequence[tuple[str, Lines]], sites: Sequence[str], what: str) -> str:
     """Draw a row per hospital and a column per round; all maps have one colour scale."""
-    last = max(max(x) for _, lines in named for x, _ in lines.values())
+    last = int(max(max(x) for _, lines in named for x, _ in lines.values()))
     high = max(max(y) for _, lines in named for _, y in lines.values())
     short = shorten(sites, 34)
     figure = Figure((WIDE, (0.75 + 0.17 * len(sites)) * len(named)), layout="constrained")

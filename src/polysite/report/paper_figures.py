@@ -21,7 +21,7 @@ from polysite.metrics.measures import about
 from polysite.report import axes_figures, example_cases
 from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison
-from polysite.report.drawing import COLOURS, INK, WIDE, deviation, filling, unformatted
+from polysite.report.drawing import COLOURS, INK, WIDE, deviation, filling, new, unformatted
 from polysite.report.figure_files import Picture, draw
 from polysite.report.names import cut, shorten
 from polysite.report.page import Options, cluster_pictures
@@ -87,9 +87,7 @@ def _bars(comparison: Comparison, methods: Sequence[Method]) -> Figure:
     counts = comparison.find(comparison.reference).sizes
     short = shorten([s for s in sites if s], LETTERS)
     named = [f"{short[s]} ({counts.get(s, 0)})" if s else "all" for s in sites]
-    size = max(WIDE, 0.06 * len(sites) * len(methods) + 0.8), 2.9 + _depth(named)
-    figure = Figure(size, layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = new(max(WIDE, 0.06 * len(sites) * len(methods) + 0.8), 2.9 + _depth(named))
     width, top = 0.82 / len(methods), 1.0
     for k, method in enumerate(methods):
         values = [method.of(s, comparison.main, comparison.policy) for s in sites]
@@ -109,7 +107,6 @@ def _bars(comparison: Comparison, methods: Sequence[Method]) -> Figure:
     axes.grid(axis="y", color="#eceff2")
     axes.set_axisbelow(True)
     axes.set_ylabel(f"{about(comparison.main).title}, mean ± SD")
-    axes.spines[["top", "right"]].set_visible(False)
     if len(methods) > 1:
         figure.legend(
             *axes.get_legend_handles_labels(), loc="outside upper center", ncols=min(3, len(methods)), frameon=False,
@@ -151,10 +148,8 @@ def groups(comparison: Comparison, options: Options) -> list[Picture]:
     sites = sorted(counts, key=lambda s: (-sum(counts[s].values()), s))
     names = sorted({g for groups in counts.values() for g in groups if g})
     names += [""] if any("" in groups for groups in counts.values()) else []
-    figure = Figure(
-        (max(WIDE, 0.34 * len(sites) + 1.0), 2.6 + _depth(list(shorten(sites, LETTERS).values()))), layout="constrained"
-    )
-    axes = figure.add_subplot()
+    short = list(shorten(sites, LETTERS).values())
+    figure, axes = new(max(WIDE, 0.34 * len(sites) + 1.0), 2.6 + _depth(short))
     below = np.zeros(len(sites))
     for k, group in enumerate(names):
         height = np.array([counts[s].get(group, 0) for s in sites], float)
@@ -163,10 +158,9 @@ def groups(comparison: Comparison, options: Options) -> list[Picture]:
         below += height
     for x, total in enumerate(below):
         axes.annotate(f"{total:.0f}", (x, total), (0, 2), textcoords="offset points", ha="center", fontsize=8)
-    _name_sites(axes, list(shorten(sites, LETTERS).values()))
+    _name_sites(axes, short)
     axes.set_ylabel("cases")
     axes.set_xlim(-0.6, len(sites) - 0.4)
-    axes.spines[["top", "right"]].set_visible(False)
     known = names != [""]
     if known:
         axes.legend(frameon=False, fontsize=9)
@@ -200,17 +194,16 @@ def volumes(comparison: Comparison, options: Options) -> list[Picture]:
             scale = evaluation.about["voxel"][site][case] / 1000 if litres else 1.0
             sizes |= {(site, case, label): row["truth"] * scale for label, row in of.items()}
     sites, labels = comparison.sites_by_size, reference.first.labels
-    figure = Figure(
-        (max(WIDE, 0.34 * len(sites) + 1.0), 1.7 * len(labels) + _depth(list(shorten(sites, LETTERS).values()))),
-        layout="constrained",
-    )
+    short = list(shorten(sites, LETTERS).values())
+    size = max(WIDE, 0.34 * len(sites) + 1.0), 1.7 * len(labels) + _depth(short)
+    figure = Figure(size, layout="constrained")
     for k, label in enumerate(labels):
         axes = figure.add_subplot(len(labels), 1, k + 1)
         _boxes(axes, [[v for (s, _, n), v in sizes.items() if (s, n) == (site, label)] for site in sites], True)
         last = k == len(labels) - 1
         axes.set_xticks(range(1, len(sites) + 1), [""] * len(sites))
         if last:
-            _name_sites(axes, list(shorten(sites, LETTERS).values()), 1)
+            _name_sites(axes, short, 1)
         axes.set_title(unformatted(label), fontsize=10, loc="left")
         axes.set_ylabel("mL" if litres else "voxels", fontsize=9)
         axes.set_xlim(0.4, len(sites) + 0.6)

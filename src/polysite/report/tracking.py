@@ -11,8 +11,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partialmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -39,22 +38,28 @@ def tracker(kind: str, folder: Path) -> Watch:
     return TRACKERS[kind](folder)
 
 
+def _forwarding(call: str) -> Callable[..., None]:
+    """Return a method that makes a call to several observers."""
+
+    def forward(self: "Many", *given: Any) -> None:
+        for watch in self.watches:
+            getattr(watch, call)(*given)
+
+    return forward
+
+
 class Many(Watch):
     """An observer that forwards every call to several others."""
 
     def __init__(self, *watches: Watch):
         self.watches = watches
 
-    def _forward(self, call: str, *given: Any) -> None:
-        for watch in self.watches:
-            getattr(watch, call)(*given)
-
-    case = partialmethod(_forward, "case")
-    begin = partialmethod(_forward, "begin")
-    end = partialmethod(_forward, "end")
-    site = partialmethod(_forward, "site")
-    doing = partialmethod(_forward, "doing")
-    round = partialmethod(_forward, "round")
+    case = _forwarding("case")
+    begin = _forwarding("begin")
+    end = _forwarding("end")
+    site = _forwarding("site")
+    doing = _forwarding("doing")
+    round = _forwarding("round")
 
 
 class TensorBoard(Watch):
