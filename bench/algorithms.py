@@ -126,10 +126,10 @@ def score(federation, method, seed, outlier, sets, out):
     path = out / federation / f"{method.replace(' ', '_').replace(',', '')}-{seed}"
     path.parent.mkdir(exist_ok=True)
     if path.exists():
-        run = study.resume(path)
+        run = study.resume(path, page=False)
     else:
         text, base = (demo.STUDY, PHANTOM) if federation == "phantom" else (TCGA, {})
-        run = study.train(config.parse(text, {**base, **chosen, **rates, **sets, "seed": str(seed)}), path)
+        run = study.train(config.parse(text, {**base, **chosen, **rates, **sets, "seed": str(seed)}), path, page=False)
     last = run.folder.records()[-1].validation
     best = max(r.mean_score for r in run.folder.records() if r.mean_score is not None)
     if run.split == "test":

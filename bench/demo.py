@@ -50,7 +50,7 @@ def trained(sets: dict[str, str], job: Job) -> Score:
     chosen = demo.studies(parse(demo.STUDY, {**sets, "seed": str(seed)}))[method]
     chosen = chosen if rate is None else vary(chosen, {"train": {"lr": rate}})
     with tempfile.TemporaryDirectory() as root:
-        run = study.train(chosen, Path(root) / "run", evaluate=False)
+        run = study.train(chosen, Path(root) / "run", evaluate=False, page=False)
     validation = [s.mean for site in run.result.validation.values() for s in site.values()]
     return statistics.fmean(validation), run.mean, dict(run.dice())
 

@@ -61,7 +61,7 @@ def polysite(engine, rounds, sites):
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         where = study.Engine(engine, workers=WORKERS if engine == "ray" else 0)
-        study.train(chosen(rounds, sites), Path(folder) / "run", clock, evaluate=False, engine=where)
+        study.train(chosen(rounds, sites), Path(folder) / "run", clock, evaluate=False, engine=where, page=False)
     return clock.ends[:-1]  # the last one also validates
 
 

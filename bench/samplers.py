@@ -86,7 +86,7 @@ def curve(point: Point) -> list[float]:
     )
     with tempfile.TemporaryDirectory() as place:
         try:
-            run = study.train(chosen, Path(place) / "run", evaluate=False)
+            run = study.train(chosen, Path(place) / "run", evaluate=False, page=False)
         except ps.errors.PolysiteError:
             return [0.0] * ROUNDS
         return [float(record.mean_score or 0.0) for record in run.folder.records()]

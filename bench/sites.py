@@ -146,7 +146,7 @@ def examined(run: Path, names: Sequence[str], rounds: int) -> Iterator[str]:
 def compared(text: str, folder: Path) -> Iterator[str]:
     """Yield the checkpoints that differ from those of the simulator."""
     began = time.monotonic()
-    study.train(config.parse(text), folder / "simulated", evaluate=False)
+    study.train(config.parse(text), folder / "simulated", evaluate=False, page=False)
     one, other = states(folder / "simulated"), states(folder / "run")
     print(f"simulated in {time.monotonic() - began:.0f} s: {len(one)} checkpoints compared")
     yield from (f"checkpoint {k} differs" for k in one.keys() | other.keys() if not same(one.get(k), other.get(k)))

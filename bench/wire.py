@@ -600,7 +600,7 @@ def trained(column: str, seed: int) -> tuple[float, int]:
     else:
         chosen = replace(base, run=replace(base.run, compress=column))
     with tempfile.TemporaryDirectory() as root:
-        done = study.train(chosen, Path(root) / column)
+        done = study.train(chosen, Path(root) / column, page=False)
         return done.mean, sum(s.bytes_up for s in done.folder.records()[-1].sites.values())
 
 

@@ -96,7 +96,7 @@ def ended(algorithm: Any, r: Any, engine: Simulator) -> dict[str, Any]:
 
 def train(study: str, folder: Path) -> None:
     """Simulate a study, given as TOML; the run evaluates its best model."""
-    studies.train(config.parse(study), folder)
+    studies.train(config.parse(study), folder, page=False)
 
 
 def demonstrate(folder: Path) -> Sequence[str]:

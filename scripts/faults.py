@@ -467,7 +467,7 @@ def simulate(text: str, folder: Path) -> Path:
     """The same study without a network, once."""
     chosen = config.parse(text)
     if not folder.exists():
-        study.train(chosen, folder)
+        study.train(chosen, folder, page=False)
     return folder
 
 

@@ -263,7 +263,7 @@ def main(words: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing running behind
     folder = given.out or Path(mkdtemp(prefix="ff-"))  # short: a worker's socket lies below it
     chosen = [each for each in SCHEDULES[given.first - 1 :] if given.only in each.name]
-    simulated = study.train(wanted(), folder / "simulated").folder.path
+    simulated = study.train(wanted(), folder / "simulated", page=False).folder.path
     failed = 0
     with network(given.no_netns, NAMES) as wires, staged(folder / "fed", wires) as federation:
         print(f"{type(wires).__name__.lower()}; below {folder}", flush=True)

@@ -21,11 +21,12 @@ def coarse_figures(request, monkeypatch):
         monkeypatch.setattr("polysite.report.figure_files.DPI", 60)
 
 
-@pytest.fixture(autouse=True)
-def no_pages(request, monkeypatch):
-    """Let ps.train write no page, except in tests of the page: drawing takes seconds."""
-    if request.node.get_closest_marker("page") is None:
-        monkeypatch.setattr("polysite.study.with_page.with_page", lambda run: run)
+@pytest.fixture(scope="session", autouse=True)
+def no_pages():
+    """Let ps.train write no page: drawing takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polysite.study.training.with_page", lambda run, page: run)
+        yield
 
 
 @pytest.fixture

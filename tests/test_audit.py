@@ -23,7 +23,7 @@ from polysite.errors import ConfigError, RunError
 from polysite.heterogeneity.exchange import directions
 from polysite.models import MODELS
 from polysite.report import audit_page
-from polysite.report.audit_page import Finding, Ratio
+from polysite.report.audit_page import AttackedNumbers, Finding, Ratio
 from polysite.training import decoders
 from polysite.training.attack import Scans, Settings, attack, average, errors, hospital, matched, settings_of, shrunk
 from polysite.training.decoders import residual
@@ -178,12 +178,9 @@ def finding(value=0.98, low=0.93, high=1.02, found=18, probes=20):
     [
         (
             finding(),
-            "not significantly better, with 10 test cases, than by guessing the average scan (error ratio 0.980, ",
+            "not significantly better, with 10 test cases, than by guessing the average scan (error ratio 0.98",
         ),
-        (
-            finding(0.77, 0.7, 0.84),
-            "removes 23 % of the error of guessing the average scan (error ratio 0.770, 95 % ",
-        ),
+        (finding(0.77, 0.7, 0.84), "removes 23 % of the error of guessing the average scan (error ratio 0.770, 95 %"),
         (finding(0.996, 0.99, 0.999), "removes less than 1 % of the error"),
         (finding(1.2, 1.1, 1.3), "rebuilds the scan worse than by guessing the average scan (error ratio 1.200, "),
     ],
@@ -194,7 +191,7 @@ def test_verdicts_in_plain_words(made, words):
     )
     assert "18 of 20" in made.recognition and "(90 %, 95 % interval 70–97 %)" in made.recognition
     assert replace(made, found=0).recognition.startswith("The numbers do not identify patients: 0 of 20")
-    assert audit_page.summary([made]).endswith("not a proof of privacy.")
+    assert AttackedNumbers([made]).summary.endswith("not a proof of privacy.")
 
 
 def test_tables_mark_the_chosen_attack_and_say_what_chance_is():
@@ -208,9 +205,10 @@ def test_words_are_letters_never_markup(tmp_path):
     cases = {"train": 30, "validation": 10, "test": 10}
     about = {"cases": cases, "modalities": ["<i>t1"], "noise": 0.1, "gain": 0.1, "side": 16, "epochs": 1, "restarts": 1}
     about["decoder"] = "small"
-    views = [audit_page.View("$x_1$ <b>", {"scan": np.eye(16), "average": np.zeros((16, 16))})]
+    views = [("$x_1$ <b>", {"scan": np.eye(16), "average": np.zeros((16, 16))})]
     more = {"config": "<script>", "versions": {"polysite": "0"}}
-    page = audit_page.write(tmp_path, [replace(finding(), leaves="<script>")], views, {**about, **more})
+    found = AttackedNumbers([replace(finding(), leaves="<script>")], views)
+    page = audit_page.write(tmp_path / "audit", found, {**about, **more}).folder / "index.html"
     text = page.read_text(encoding="utf-8")
     assert "<b>features" not in text and "<i>t1" not in text and "&lt;b&gt;features" in text
     assert text.count("<script>") == 1 and "$x_1$" in re.sub(r"<[^>]+>", "", text)  # that of the sorting
@@ -218,9 +216,9 @@ def test_words_are_letters_never_markup(tmp_path):
 
 def test_the_summary_names_the_worst():
     weak, strong = finding(0.9, 0.85, 0.95, found=0), replace(finding(0.5, 0.4, 0.6, found=20), words="embedding")
-    assert "on the embedding, removes 50 %" in audit_page.summary([weak, strong])
-    assert "From none of these" in audit_page.summary([finding()])
-    assert "None of them matched second scans" in audit_page.summary([weak])
+    assert "on the embedding, removes 50 %" in AttackedNumbers([weak, strong]).summary
+    assert "From none of these" in AttackedNumbers([finding()]).summary
+    assert "None of them matched second scans" in AttackedNumbers([weak]).summary
 
 
 def test_the_papers_decoder_has_the_papers_layers_and_size():
@@ -373,7 +371,7 @@ def test_an_audit_that_fails_leaves_nothing(monkeypatch, tmp_path):
     def fail(*given):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(audits.audit_page, "write", fail)
+    monkeypatch.setattr(audit_page, "curves_csv", fail)
     study = replace(config.parse(TINY), assess=replace(Study().assess, projections=0))
     with pytest.raises(RunError, match="the disk is full"):
         audit(study, "quantiles", tmp_path / "found", settings=replace(QUICK, epochs=1))
@@ -402,24 +400,17 @@ def _sorted_directions(embedding):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("settings", "said"),
     [
-        ({}, "This study sends none of them."),
-        (
-            {"then": ({"algorithm": "cfft", "run": {"rounds": 200}},)},
-            "This study sends sums and counts over the cases of a site and of its cases in every cluster, which may be",
-        ),
-        (
-            {"then": ({"algorithm": {"name": "cfft", "fewest": 5}, "run": {"rounds": 200}},)},
-            "This study sends sums and counts over the cases of a site, at least 5, ",
-        ),
-        (
-            {"then": ({"algorithm": {"name": "cfft", "fit": "pooled"}, "run": {"rounds": 200}},)},
-            "This study sends the features of every case",
-        ),
+        (None, "none of them."),
+        ({}, "sums and counts over the cases of a site and of its cases in every cluster, which may be"),
+        ({"fewest": 5}, "sums and counts over the cases of a site, at least 5, "),
+        ({"fit": "pooled"}, "the features of every case"),
     ],
 )
-def test_what_really_leaves_depends_on_the_study(changes, said):
+def test_what_really_leaves_depends_on_the_study(settings, said):
+    phase = {"algorithm": {"name": "cfft", **(settings or {})}, "run": {"rounds": 200}}
+    changes, said = {} if settings is None else {"then": (phase,)}, f"This study sends {said}"
     assert audits._leaves("components", Study(**changes)).startswith(said)
     assert "never that of one case" in audits._leaves("embedding", Study(**changes))
     alone = replace(Study(**changes), assess=replace(Study().assess, fewest=1))
@@ -432,12 +423,12 @@ def test_cases_without_the_modality_are_not_rebuilt_but_may_be_found(tmp_path):
     done = audit(study, "quantiles", tmp_path / "found", settings=replace(QUICK, epochs=1))
     saved = json.loads((done.folder / "audit.json").read_text())
     assert {c["site"] for c in saved["test"]} == {"a"} and sum(saved["about"]["cases"].values()) == 14
-    assert done.findings[0].gallery == 17
+    assert done.found.findings[0].gallery == 17
 
 
 def test_flat_images_of_a_classification(tmp_path):
     data = PhantomClasses((24, 24, 24), sites={"a": Hospital(10, healthy=0.5), "b": Hospital(10, healthy=0.4)})
     study = Study(data=data, model=MODELS["densenet_small"], train=Train(patch=(16, 16), window=(16, 16), device="cpu"))
     done = audit(study, out=tmp_path / "found", settings=replace(QUICK, epochs=1))
-    assert {f.kind for f in done.findings} == set(audits.OF["all"]) == set(audits.KINDS) - {"modality"}
-    assert done.findings[0].numbers == 372 and (done.folder / "figures" / "pictures.svg").exists()
+    assert {f.kind for f in done.found.findings} == set(audits.OF["all"]) == set(audits.KINDS) - {"modality"}
+    assert done.found.findings[0].numbers == 372 and (done.folder / "figures" / "pictures.svg").exists()

@@ -16,8 +16,8 @@ from polysite.engines.replay import replay
 from polysite.errors import ConfigError, RunError
 from polysite.metrics.membership import area
 from polysite.privacy import Private
-from polysite.report import training_audit_page as page
-from polysite.report.training_audit_page import Attacked, Protections, Surface
+from polysite.report import audit_page as page
+from polysite.report.audit_page import AttackedModels, Protections, Surface
 from polysite.training.inversion import Effort, Inverter, best_match, middle, under_noise
 from polysite.training.leaks import Membership, infer_members, invert_patients, mean_scan
 
@@ -260,7 +260,9 @@ def attacked(single, total, **about):
         Surface("single replies", "the replies", "the coordinator", True, Membership(auc["single"])),
         Surface("sum", "the mean", "all", True, Membership(auc["total"])),
     )
-    return Attacked(surfaces, Membership(auc["total"]), (), Protections(**{**settings, "summable": True, **about}), "")
+    return AttackedModels(
+        surfaces, Membership(auc["total"]), (), Protections(**{**settings, "summable": True, **about}), ""
+    )
 
 
 def test_the_page_says_what_a_policy_would_have_prevented():

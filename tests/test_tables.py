@@ -7,9 +7,11 @@ import pytest
 import polysite as ps
 from polysite import frames
 from polysite.errors import RunError
+from polysite.study import training
 from test_study import SMALL
 
 pandas = pytest.importorskip("pandas", reason="tables are DataFrames only where pandas is installed")
+WITH_PAGE = training.with_page  # before the suite turns it off
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +63,8 @@ def test_a_comparison_has_its_tables(runs, tmp_path):
     assert done.comparison.reference == "together"
 
 
-@pytest.mark.page
-def test_training_in_python_evaluates_and_writes_the_page(tmp_path):
+def test_training_in_python_evaluates_and_writes_the_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "with_page", WITH_PAGE)
     run = ps.train(SMALL, tmp_path / "run")
     assert (run.folder.path / "evaluation" / "test" / "cases.csv").is_file()
     assert "fedavg" in (run.folder.path / "index.html").read_text()

@@ -44,8 +44,8 @@ _HOME = {
     "predict": "polysite.prediction",
     "serve_model": "polysite.export.serve",
     "compare": "polysite.report.comparing",
-    "train": "polysite.study.with_page",
-    "resume": "polysite.study.with_page",
+    "train": "polysite.study.training",
+    "resume": "polysite.study.training",
 }
 _RENAMED = {"Policy": "EmptyMaskPolicy", "forecast": "cost", "run": "train", "survey": "assess"}  # until 0.3
 

@@ -109,7 +109,7 @@ class Study:
                 f"train.foreground = {self.train.foreground} chooses patches by labelled voxels, but this model "
                 "classifies images, which have none: set it to 0"
             )
-        if (self.train.clean.does or self.train.clean.auto) and self.model.task == "classification":
+        if self.train.clean.does and self.model.task == "classification":
             raise ConfigError("train.clean is for predicted masks, but this model classifies images: leave it out")
         step = self.model.divisor
         for name in ("patch", "window"):

@@ -10,7 +10,8 @@ from polysite.config import Study
 from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import RunError
-from polysite.report import page, tables
+from polysite.report import publish, tables
+from polysite.report.page import Options
 from polysite.report.runs import Method, read
 from polysite.storage import write_file
 
@@ -51,11 +52,10 @@ def run(out: Path | None, seed: int, watch: Watch) -> Path:
     if root.exists():
         raise RunError(f"{root} exists already; name a new folder")
     for name, each in studies(config.parse(STUDY, {"seed": str(seed)})).items():
-        study.train(each, root / name, watch)
+        study.train(each, root / name, watch, page=False)
     methods = _methods(root)
-    text = page.build("Four hospitals, one model?", methods, page.Options(reference="local"), _lead(methods))
-    write_file(root / "index.html", lambda path: path.write_text(text, encoding="utf-8"))
-    return root / "index.html"
+    options, title = Options(reference="local"), "Four hospitals, one model?"
+    return publish.page(root / "index.html", methods, options, title=title, lead=_lead(methods))
 
 
 def run_over_flare(out: Path | None, seed: int, say: Callable[[str], None]) -> Path:

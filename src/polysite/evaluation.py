@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polysite import postprocessing, study
+from polysite import study
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data.case import SPLITS
@@ -93,7 +93,7 @@ def evaluate(
 
 def _subject(folder: RunFolder, split: str, on: Path | str | None) -> Subject:
     """Return the cases of a split of the run's own data, or all cases of other data."""
-    chosen = postprocessing.study_of(folder)
+    chosen = study.study_of(folder)
     if on is None and split not in SPLITS:
         raise ConfigError(f"there is no split {split!r}; choose {', '.join(SPLITS)}")
     dealt = study.dealt_as_trained(folder, chosen)

@@ -87,7 +87,8 @@ def differing(one, other):
 
 @pytest.mark.slow
 def test_two_workers_on_this_machine_end_in_the_simulators_bits(tmp_path):
-    chosen = parse(STUDY, {"algorithm": "ditto", "run.rounds": "1", "train.steps": "1"})
+    sets = {"run.rounds": "1", "train.steps": "1", "train.clean.largest": "true"}
+    chosen = parse(STUDY, {"algorithm": "ditto", **sets})
     study.train(chosen, tmp_path / "simulator")
     study.train(chosen, tmp_path / "ray", engine=study.Engine("ray", workers=2))
     assert differing(tmp_path / "simulator", tmp_path / "ray") == []

@@ -16,9 +16,7 @@ from polysite.engines.record import mean_score
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, RunError
 from polysite.models.ensemble import Ensemble
-from polysite.report.page import _predicting
-from polysite.report.runs import methods, read
-from polysite.training.cleaning import Clean
+from polysite.report.runs import read
 
 SITES = {name: ps.Hospital(cases=5, scanner=k) for k, name in enumerate(("east", "west"))}
 TINY = ps.Study(
@@ -131,16 +129,3 @@ def test_runs_that_do_not_go_together_are_refused(root, tmp_path):
         ensembles.ensemble([root / "global"] * 2, tmp_path / "none", weights="best")
     with pytest.raises(ConfigError, match="an ensemble is not trained: train its members"):
         ps.train(replace(TINY, model=Ensemble((TINY.model, TINY.model))), tmp_path / "none")
-
-
-def test_a_run_chooses_its_cleaning_and_says_how_sure(root, tmp_path):
-    study = replace(TINY, train=replace(TINY.train, clean=Clean(auto=True)))
-    run = ps.train(study, tmp_path / "auto", evaluate=False)
-    plain, record = RunFolder(root / "global").result, run.result.cleaning
-    assert record["chosen"] == {"largest": False, "smallest": 0.0, "unit": "voxels", "fill": False, "auto": False}
-    assert (
-        record["cases"] == 2 and len(record["options"]) == 7 and run.result.test == plain.test
-    )  # two cases show nothing
-    assert not plain.cleaning
-    (section,) = _predicting(methods([read(tmp_path / "auto")]))
-    assert section.title == "Cleaning of masks" and "no gain is beyond chance" in section.blocks[0].note

@@ -1,6 +1,4 @@
-"""Cleaning of masks: hand-made masks against SciPy, scores of cleaned masks, and the choice on validation cases."""
-
-from dataclasses import asdict, replace
+"""Cleaning of masks: hand-made masks against SciPy, scores of cleaned masks."""
 
 import numpy as np
 import pytest
@@ -8,16 +6,11 @@ import torch
 from scipy import ndimage
 
 import polysite as ps
-from polysite.algorithms.base import serving_payloads
 from polysite.config import Study, dump, parse
 from polysite.data.case import Case
-from polysite.engines.phases import Models, Phase
-from polysite.engines.record import Result
-from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError
-from polysite.postprocessing import chooser, decide, refuse_remote, resolved
 from polysite.training import tasks
-from polysite.training.cleaning import OPTIONS, Clean, cleaned
+from polysite.training.cleaning import Clean, cleaned
 from polysite.training.network import Network
 from polysite.training.torch_site import TorchSite
 
@@ -125,70 +118,13 @@ def test_scores_and_measures_are_those_of_cleaned_masks():
     assert clean._score_together(clean.predictions(clean.start, ["x"])) == clean.score(
         clean.start, ["x"]
     )  # as on a GPU
-    tried = raw.try_cleaning(raw.start, ["x"], OPTIONS)["x"]
-    assert tried[0] == 54 / 55 and tried[1 + OPTIONS.index(Clean(largest=True))] == 1.0
-
-
-def test_a_choice_is_applied_at_all_sites_and_by_what_follows():
-    truth = np.zeros((1, 8, 8, 8), bool)
-    truth[0, 1:4, 1:4, 1:4] = True
-    train = ps.Train(patch=(8, 8, 8), device="cpu", clean=Clean(auto=True), overlap=0.0)
-    network, sites = Network(Given(), train), {}
-    for k, name in enumerate(("a", "b")):
-        cases = []
-        for n in range(4):
-            predicted = truth.copy()
-            predicted[0, 5:7, 5:7, 5 : 6 + n % 2] = True  # a false island of 4 or 8 voxels
-            predicted[0, 2, 2, 2 : 2 + k] = False
-            cases.append(Case(name, f"{n}", np.where(predicted, 1.0, -1.0).astype(np.float32), truth.astype(np.uint8)))
-        sites[name] = TorchSite(name, network, {"validation": cases}, ("L",), train, 0, tasks.Outline())
-    algorithm = ps.FedAvg()
-    phase = Phase(algorithm, Simulator(algorithm, sites), ps.Plan())
-    state = algorithm.init(network.start, ["a", "b"])
-    models = Models(phase, 0, lambda asked: serving_payloads(algorithm, state, asked))
-    before = phase.transport.score(0, models.payloads(["a", "b"]), "validation")
-    assert all(s.labels["L"] < 1 for cases in before.values() for s in cases.values())
-    record = chooser([phase])(models)
-    assert record["chosen"] == asdict(Clean(smallest=10.0, fill=True)) and record["cases"] == 8
-    after = phase.transport.score(0, models.payloads(["a", "b"]), "validation")
-    assert all(s.labels["L"] == 1 for cases in after.values() for s in cases.values())
-    study = replace(Study(), train=ps.Train(clean=Clean(auto=True)))
-    empty = Result("segmentation", ("L",), ("x",), 1, 0, 0, {}, {})
-    assert resolved(study, replace(empty, cleaning=record)).train.clean == Clean(smallest=10.0, fill=True)
-    assert resolved(study, empty).train.clean == Clean() and resolved(Study(), empty) == Study()
-
-
-def test_an_option_is_taken_only_beyond_chance():
-    rng = np.random.default_rng(0)
-    base = rng.uniform(0.5, 0.8, 10)
-    scores = np.repeat(base[:, None], 1 + len(OPTIONS), 1)
-    assert decide(scores)[0] == Clean()  # nothing changes
-    best = 1 + OPTIONS.index(Clean(largest=True))
-    scores[:, best] += rng.uniform(0.01, 0.1, 10)
-    chosen, record = decide(scores)
-    assert chosen == Clean(largest=True) and record["cases"] == 10
-    row = next(r for r in record["options"] if r["option"] == "largest component kept")
-    assert row["p"] == 2**-10 and row["changed"] == 10 and row["gain"] > 0
-    assert decide(scores[:4])[0] == Clean()  # four cases cannot show it
-    scores[:, best + 1] = scores[:, best]  # no hole to fill: the same masks, and so the same test
-    assert decide(scores)[0] == Clean(largest=True) and decide(scores)[1]["options"][best]["p"] == 2**-10
-    scores[:, best + 1] += 0.001 * np.arange(1, 11)
-    chosen, record = decide(scores)
-    assert chosen == Clean(largest=True, fill=True) and record["options"][best]["p"] == 2 * 2**-10
-    scores[:5, best : best + 2] -= 0.2
-    assert decide(scores)[0] == Clean() == decide(scores[:0])[0]
 
 
 def test_settings_are_refused_where_they_mean_nothing():
     study = parse("[train]\nclean = { largest = true, smallest = 5, unit = 'mm' }")
     assert study.train.clean == Clean(largest=True, smallest=5.0, unit="mm") and parse(dump(study)) == study
     assert not Study().train.clean.does
-    with pytest.raises(ConfigError, match="leave out largest, smallest and fill"):
-        Clean(fill=True, auto=True)
     with pytest.raises(ConfigError, match="smallest = -1"):
         Clean(smallest=-1.0)
     with pytest.raises(ConfigError, match="this model classifies images"):
         parse("model = 'densenet_small'\n[train]\nclean = { fill = true }")
-    automatic = replace(Study(), train=ps.Train(clean=Clean(auto=True)))
-    with pytest.raises(ConfigError, match="does not work over real hospitals: choose in a simulation"):
-        refuse_remote(automatic, "over real hospitals")

@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from polysite import postprocessing, study
+from polysite import study
 from polysite.advice.decide import Gain, differences, gain_of
 from polysite.advice.tournament import Key, Played, played
 from polysite.benchmark.jobs import Job
@@ -47,7 +47,7 @@ def try_mirrored(final: Played, file: Path) -> tuple[Played, Gain | None]:
 def _scores(job: Job) -> dict[Key, float]:
     """Return the score of every case that a finished run left out, by mirrored predictions."""
     folder = RunFolder.open(job.run)
-    chosen = mirrored(postprocessing.study_of(folder))
+    chosen = mirrored(study.study_of(folder))
     dealt = study.dealt_as_trained(folder, chosen)
     sites = study.build_sites(chosen, dealt)
     trained = sorted(site for site, splits in dealt.items() if splits["train"])

@@ -13,7 +13,6 @@ case, which is the worst case: radiomics as a site computes them, and the reply 
 assessment that accepts one case.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -42,9 +41,9 @@ from polysite.models.encoders import Embedder
 from polysite.payload import Payload
 from polysite.radiomics import NAMES
 from polysite.report import audit_page
-from polysite.report.audit_page import Finding, Ratio, View
+from polysite.report.audit_page import AttackedNumbers, Audit, Finding, Ratio
 from polysite.report.orientation import axes_of, turned
-from polysite.storage import draft_folder, vacant
+from polysite.storage import vacant
 from polysite.training.assessed_site import TorchAssessedSite
 from polysite.training.attack import Outcome, Scans, Settings, attack, matched, shrunk
 from polysite.training.network import device_of
@@ -71,6 +70,7 @@ OUTLINE = (0.4, 0.6)  # range of the threshold that turns a smoothed mask into a
 
 Dealt = Mapping[str, SiteSplit]
 Listed = Sequence[tuple[str, str, CaseRef]]  # site, split, case
+View = tuple[str, dict[str, np.ndarray]]  # title and slices of a case, by what they show
 Vectors = dict[str, np.ndarray]  # kind -> case x number
 Rows = Mapping[str, list[int]]  # split -> indices in the list of all cases
 
@@ -85,14 +85,6 @@ class Withheld:
     volume: np.ndarray
 
 
-@dataclass(frozen=True)
-class Audit:
-    """A finished audit."""
-
-    folder: Path
-    findings: tuple[Finding, ...]
-
-
 def audit(
     study: Study,
     what: str = "",
@@ -102,7 +94,7 @@ def audit(
     modality: str = "",
     scans: bool = True,
     watch: Watch = Watch(),
-) -> Audit:
+) -> Audit[AttackedNumbers]:
     """Attack the numbers of a study's cases and write the results into a folder.
 
     Args:
@@ -139,8 +131,8 @@ def audit(
         step(f"attack on {kind}")
     tested = [Withheld(*listed[k][::2], axes[k], volumes[k]) for k in rows["test"]]
     views = _views(tested, findings, outcomes) if scans else []
-    _publish(target, findings, views, _about(study, rows, channels, settings), _by_case(tested, outcomes))
-    return Audit(target, tuple(findings))
+    found = AttackedNumbers(findings, views, _by_case(tested, outcomes))
+    return audit_page.write(target, found, _about(study, rows, channels, settings))
 
 
 # Arguments.
@@ -369,7 +361,7 @@ def _views(tested: Sequence[Withheld], findings: Sequence[Finding], outcomes: Ma
         return image
 
     chosen = dict.fromkeys((order[0], order[len(order) // 2], order[-1]))  # of two cases, both
-    return [View(tested[k].case.name, {what: middle(k, each) for what, each in made.items()}) for k in chosen]
+    return [(tested[k].case.name, {what: middle(k, each) for what, each in made.items()}) for k in chosen]
 
 
 def _by_case(tested: Sequence[Withheld], outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
@@ -377,18 +369,3 @@ def _by_case(tested: Sequence[Withheld], outcomes: Mapping[str, Outcome]) -> lis
         return {kind: {name: float(e[k]) for name, e in outcome.errors.items()} for kind, outcome in outcomes.items()}
 
     return [{"site": t.site, "case": t.case.name, "errors": errors(k)} for k, t in enumerate(tested)]
-
-
-def _publish(
-    path: Path,
-    findings: Sequence[Finding],
-    views: Sequence[View],
-    about: Mapping[str, Any],
-    cases: Sequence[Mapping[str, Any]],
-) -> None:
-    summary = audit_page.summary(findings)
-    numbers = {"summary": summary, "findings": [f.plain() for f in findings], "test": cases, "about": about}
-    with draft_folder(path, "audit") as draft:
-        (draft / "audit.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
-        (draft / "curves.csv").write_text(audit_page.curves_csv(findings), encoding="utf-8")
-        audit_page.write(draft, findings, views, about)

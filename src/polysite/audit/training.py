@@ -5,15 +5,14 @@
     FOLDER/
         index.html    results, in plain words first
         audit.json    every number
-        figures/      as SVG and PNG
+        figures/      as SVG, PDF and PNG
 
 The auditor has the run folder and the data of all sites: a researcher with a simulated federation. The last rounds are
 replayed (``engines/replay.py``), which gives what left the sites once more, reply by reply.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,9 @@ from polysite.engines.run_folder import RunFolder, versions
 from polysite.errors import ConfigError, RunError
 from polysite.payload import SiteId
 from polysite.privacy import Private
-from polysite.report import training_audit_page
-from polysite.report.training_audit_page import Attacked, Inverted, Protections, Surface
-from polysite.storage import draft_folder, vacant
+from polysite.report import audit_page
+from polysite.report.audit_page import AttackedModels, Audit, Inverted, Protections, Surface
+from polysite.storage import vacant
 from polysite.training.inversion import Effort, Inverter
 from polysite.training.leaks import (
     Protection,
@@ -53,14 +52,6 @@ SAME = 1e-4  # largest difference of a loss that a replay on another machine may
 SUPPOSED = Private("patient")  # noise of the row 'one patient, noise' if the run itself adds none
 
 
-@dataclass(frozen=True)
-class TrainingAudit:
-    """A finished audit of a run."""
-
-    folder: Path
-    found: Attacked
-
-
 def is_run(path: Path | None) -> bool:
     """Return whether a path is the folder of a run."""
     return path is not None and (path / "config.toml").is_file() and (path / "rounds.jsonl").is_file()
@@ -74,7 +65,7 @@ def audit_run(
     images: bool = True,
     scans: bool = True,
     watch: Watch = Watch(),
-) -> TrainingAudit:
+) -> Audit[AttackedModels]:
     """Attack the models of a finished run and write the results into a folder.
 
     Args:
@@ -95,7 +86,7 @@ def audit_run(
     sites = studies.build_sites(chosen, dealt, watch)
     phases, start = studies.build_phases(chosen, sites), next(iter(sites.values())).start
     replayed = replay(folder, phases, start, chosen.seed, watch)
-    found = _attack(folder, chosen, dealt, sites, phases, start, replayed, effort, images, watch)
+    attacked = _attack(folder, chosen, dealt, sites, phases, start, replayed, effort, images, watch)
     about = {
         "run": str(folder.path),
         "others": _others(dealt),
@@ -103,11 +94,7 @@ def audit_run(
         "config": folder.config,
         "versions": versions(),
     }
-    with draft_folder(target, "audit") as draft:
-        numbers = {**found.plain(), "about": about}
-        (draft / "audit.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
-        training_audit_page.write(draft, found, about, scans)
-    return TrainingAudit(target, found)
+    return audit_page.write(target, replace(attacked, scans=scans), about)
 
 
 def _others(dealt: Mapping[str, SiteSplit]) -> str:
@@ -129,7 +116,7 @@ def _attack(
     effort: Effort,
     images: bool,
     watch: Watch,
-) -> Attacked:
+) -> AttackedModels:
     others, done = _others(dealt), count(1)
     patients = {ref.name: ref.patient or "/".join(ref.source) for s in dealt.values() for k in s for ref in s[k]}
     sent, replied, weights = _models(replayed, start)
@@ -159,7 +146,7 @@ def _attack(
         for name, words, seen, rebuilt in _inversions(chosen, sites, sent, replied, mean, protections, effort, others):
             watch.case(next(done), total, f"images from {words}")
             inverted.append(Inverted(name, words, seen, rebuilt))
-    return Attacked(tuple(surfaces), control, tuple(inverted), protections, _exactness(replayed))
+    return AttackedModels(tuple(surfaces), control, tuple(inverted), protections, _exactness(replayed))
 
 
 def _models(replayed: Replayed, start: Tree) -> tuple[dict[SiteId, Tree], dict[SiteId, Tree], dict[SiteId, float]]:

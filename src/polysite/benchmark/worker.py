@@ -73,13 +73,13 @@ def _run(order: Order, last: LastRun) -> int:
     run, before = Path(order["run"]), Path(order["after"]) if "after" in order else None
     try:
         if (run / "config.toml").exists():
-            done = study.resume(run, evaluate=measured, materials=last, until=until)
+            done = study.resume(run, page=False, evaluate=measured, materials=last, until=until)
             if measured and not (done.folder.path / "evaluation" / done.split).exists():
                 evaluate(done.folder.path, done.split)
         else:
             after = before if before and (before / "result.json").exists() else None  # it may have failed
             chosen = config.load(Path(order["study"]))
-            study.train(chosen, run, after=after, evaluate=measured, materials=last, until=until)
+            study.train(chosen, run, after=after, page=False, evaluate=measured, materials=last, until=until)
     except Paused:
         return 0
     except (PolysiteError, OSError) as problem:

@@ -1,7 +1,7 @@
 """The command that attacks what leaves hospitals: numbers that describe cases, and models of a run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -64,52 +64,29 @@ def audit(
     Of a study: tries to rebuild scans from the numbers that describe cases and to match second scans with patients. Of
     a finished run: tries to tell from its models who was trained on, and to rebuild images from its updates.
     """
-    from polysite.audit.training import is_run
-
-    if config is not None and is_run(config):
-        _audit_run(config, out, iterations, scans, quiet, as_json)
-        return
-    study = study_of(config, override or [])
-    from polysite.audit import numbers as audits
+    from polysite.audit import numbers, training
     from polysite.training.attack import settings_of
-
-    settings = settings_of(decoder, side=side, epochs=epochs, restarts=restarts, rate=rate)
-    with watching(quiet or as_json, False) as watch:
-        done = audits.audit(study, what, out, settings=settings, modality=modality, scans=scans, watch=watch)
-    if as_json:
-        import json
-
-        print(json.dumps(json.loads((done.folder / "audit.json").read_text(encoding="utf-8"))))
-    elif not quiet:
-        from polysite.report import audit_page, tables
-
-        for grid in (audit_page.ratios(done.findings), audit_page.matches(done.findings)):
-            tables.show_grid(grid)
-        for finding in done.findings:
-            say(f"{finding.verdict} {finding.recognition}\n")
-        say(f"{audit_page.CAUTION} The page: {done.folder / 'index.html'}")
-
-
-def _audit_run(run: Path, out: Path | None, iterations: int, scans: bool, quiet: bool, as_json: bool) -> None:
-    """Attack the models of a finished run, and print what was found."""
-    from polysite.audit.training import audit_run
     from polysite.training.inversion import Effort
 
-    effort = Effort(iterations=max(iterations, 1))
-    with watching(quiet or as_json, False) as watch:
-        done = audit_run(run, out, effort=effort, images=iterations > 0, scans=scans, watch=watch)
+    done: Any
+    if config is not None and training.is_run(config):
+        effort = Effort(iterations=max(iterations, 1))
+        with watching(quiet or as_json, False) as watch:
+            done = training.audit_run(config, out, effort=effort, images=iterations > 0, scans=scans, watch=watch)
+    else:
+        study = study_of(config, override or [])
+        settings = settings_of(decoder, side=side, epochs=epochs, restarts=restarts, rate=rate)
+        with watching(quiet or as_json, False) as watch:
+            done = numbers.audit(study, what, out, settings=settings, modality=modality, scans=scans, watch=watch)
     if as_json:
         import json
 
         print(json.dumps(json.loads((done.folder / "audit.json").read_text(encoding="utf-8"))))
     elif not quiet:
         from polysite.report import tables
-        from polysite.report import training_audit_page as page
 
-        for grid in (page.membership(done.found), page.by_site(done.found), page.inversion(done.found)):
-            if grid.lines:
-                tables.show_grid(grid)
-        say(f"{done.found.summary}\n")
-        for sentence in page.prevented(done.found):
+        for grid in done.found.tables():
+            tables.show_grid(grid)
+        for sentence in done.found.sentences():
             say(sentence)
-        say(f"\nThe page: {done.folder / 'index.html'}")
+        say(f"The page: {done.folder / 'index.html'}")

@@ -241,12 +241,11 @@ def _publish(done: Any, quiet: bool, as_json: bool) -> None:
     """Print the result of a run and write its page."""
     if as_json:
         print(json.dumps({"run": str(done.folder.path), **done.result.plain()}))
-    from polysite.deploy.coordinator.run import write_page
-    from polysite.report import tables
+    from polysite.report import publish, tables
 
-    runs, options = write_page(done)
+    shown = publish.run_page(done.folder.path)
     if not quiet and not as_json:
-        tables.show(runs, options)
+        tables.show(*shown)
         say(f"\nThe page: {done.folder.path / 'index.html'}")
 
 

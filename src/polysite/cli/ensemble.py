@@ -29,17 +29,14 @@ def ensemble(
     """
     from polysite import ensembles
     from polysite.report import predicting, publish, tables
-    from polysite.report.runs import methods, read
 
     with watching(quiet, as_json) as watch:
         run = ensembles.ensemble(runs, out, weights, watch)
-    made = methods([read(run.folder.path)])
+    made, options = publish.run_page(run.folder.path, page)
     about = parse_json((run.folder.path / "ensemble.json").read_text())
-    if page:
-        publish.page(run.folder.path / "index.html", made)
     if as_json:
         print(json.dumps({"run": str(run.folder.path), "ensemble": about, **run.result.plain()}))
     elif not quiet:
-        tables.show(made)
+        tables.show(made, options)
         tables.show_grid(predicting.members(made[0].name, about))
         say(f"\nPage: {run.folder.path / 'index.html'}" if page else f"\nRun folder: {run.folder.path}")

@@ -99,7 +99,7 @@ def train(
     with watching(quiet, as_json) as watch:
         tracked, where = track or (), studies.Engine(engine, ray_address, workers)
         if resume:
-            run = studies.resume(resume, watch, tracked, evaluate, engine=where)
+            run = studies.resume(resume, watch, False, tracked, evaluate, engine=where)
             if evaluate and not (run.folder.path / "evaluation" / run.split).exists():  # finished by 0.1.0
                 from polysite.evaluation import evaluate as examine
 
@@ -109,21 +109,16 @@ def train(
 
             run = train_ensemble(study, out, trainings, watch, engine=where)
         else:
-            run = studies.train(study, out, watch, tracked, after, evaluate, engine=where)
+            run = studies.train(study, out, watch, tracked, after, evaluate, False, engine=where)
     if as_json:
         print(json.dumps({"run": str(run.folder.path), **run.result.plain()}))
     if quiet and not page:
         return
     from polysite.report import publish, tables
-    from polysite.report.page import Options
-    from polysite.report.runs import methods, read
 
-    trained = methods([read(run.folder.path)])
-    options = Options(speeds=configuration.parse(run.folder.config).cost)
-    if page:
-        publish.page(run.folder.path / "index.html", trained, options)
+    shown = publish.run_page(run.folder.path, page)
     if not quiet and not as_json:
-        tables.show(trained, options)
+        tables.show(*shown)
         say(f"\nPage: {run.folder.path / 'index.html'}" if page else f"\nRun folder: {run.folder.path}")
 
 

@@ -116,7 +116,6 @@ def run_phases(
     about: Mapping[str, Any] = ABOUT,
     evaluate: Evaluate | None = None,
     until: int | None = None,
-    choose: Callable[[Models], Mapping[str, Any]] | None = None,
 ) -> Result:
     """Run all rounds, keep the best model, and write everything to the run folder.
 
@@ -130,7 +129,6 @@ def run_phases(
         about: Task, labels and modalities, for the result.
         evaluate: How to evaluate the final model; None computes only Dice (or accuracy).
         until: Number of rounds after which to stop with a checkpoint, by raising ``Paused``; None for all rounds.
-        choose: Chooses the cleaning of masks by the validation cases of the final models, and has the sites apply it.
     """
     at = resume
     if at and at.phase:
@@ -139,7 +137,7 @@ def run_phases(
     while True:
         at = _train(phases, params, seed, folder, at, handed, watch, until)
         if at.phase + 1 == len(phases):
-            return _finish(phases, folder, at, about, evaluate, choose)
+            return _finish(phases, folder, at, about, evaluate)
         at, handed = _next(phases, folder, at, params)
 
 
@@ -485,13 +483,11 @@ def _finish(
     at: Progress,
     about: Mapping[str, Any],
     evaluate: Evaluate | None,
-    choose: Callable[[Models], Mapping[str, Any]] | None,
 ) -> Result:
     """Export the last and the best models, evaluate the best ones, write the result."""
     at = _chosen(phases, folder, at)
     last = phases[at.phase]
     _export(last.transport, folder, "last", at.round, _served_now(last, at))
-    cleaning = choose(_final(phases, folder, at)) if choose else {}
     phase, best = find_best(folder, phases, at.best_round)
     own = {i: own.round for i, own in at.own.items() if i in last.transport.audience}
     others = [i for i, round in own.items() if (round, at.phase) != (best.round, best.phase)]
@@ -523,7 +519,6 @@ def _finish(
             for split, scores in (("validation", validation), ("test", test))
             if own
         },
-        cleaning=cleaning,
     )
     folder.finish(result)
     return result

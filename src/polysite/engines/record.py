@@ -165,7 +165,6 @@ class Result:
     incidents: tuple[Incident, ...] = ()  # since the last round
     best_rounds: Mapping[SiteId, int] = field(default_factory=dict)  # by site; empty if best_round is that of all
     common: Mapping[str, Mapping[SiteId, Scores]] = field(default_factory=dict)  # by split: scores of best_round
-    cleaning: Mapping[str, Any] = field(default_factory=dict)  # of masks, as chosen on validation, and the evidence
 
     def round_of(self, site: SiteId | None) -> int:
         """Return the round whose model a site uses; None stands for the model that all sites share."""
@@ -200,6 +199,7 @@ class Result:
         """Parse the text of ``result.json``; raise ValueError if it is not a result."""
         found = parse_json(text)
         try:
+            found.pop("cleaning", None)  # of a run that chose how to clean masks
             for name in ("validation", "test"):
                 found[name] = _sites_from_plain(found[name])
             found["common"] = {split: _sites_from_plain(sites) for split, sites in found.get("common", {}).items()}

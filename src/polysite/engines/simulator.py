@@ -4,7 +4,7 @@ Sites take turns with one network and one optimiser on the device. What a site k
 model that a phase starts from) stays on the device while all of it fits there, or else leaves it (``memory_store.py``).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from polysite.errors import PayloadError
 from polysite.heterogeneity.exchange import Assess
 from polysite.payload import Payload, SiteId, decode, encode
 from polysite.privacy import Private
-from polysite.site import Cases, Examined, Fit, Scores, Site
+from polysite.site import Examined, Fit, Scores, Site
 from polysite.tree import Tree
 
 
@@ -122,22 +122,10 @@ class Simulator:
     def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
         """Score the model that every site is served, on the cases of that site."""
         scores: dict[SiteId, Scores] = {i: {} for i in sent}
-        for name, site, params, cases in self.served_cases(round, sent, split):
-            scores[name] = {**scores[name], **site.score(params, cases)}
-        return scores
-
-    def served_cases(
-        self, round: int, sent: Mapping[SiteId, Payload], split: str
-    ) -> Iterator[tuple[SiteId, Site, Tree, Cases]]:
-        """Yield every model that a site is served, with the site and the cases of a split that it is for."""
         for name, site, got, memory in self._arrived(round, sent):
             for params, cases in self.algorithm.serve(got, memory, site, site.cases(split)):
-                yield name, site, params, cases
-
-    def change_sites(self, change: Callable[[Site], Site]) -> None:
-        """Replace every site by what ``change`` makes of it; memories stay."""
-        self.sites = {i: change(site) for i, site in self.sites.items()}
-        self.guests = None if self.guests is None else {i: change(site) for i, site in self.guests.items()}
+                scores[name] = {**scores[name], **site.score(params, cases)}
+        return scores
 
     def serve(self, round: int, sent: Mapping[SiteId, Payload], name: str = "") -> Served:
         """Return the models that every site is served."""

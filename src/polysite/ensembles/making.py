@@ -113,8 +113,6 @@ def _study(members: Sequence[MemberRun], out: Path) -> tuple[Study, Mapping[Site
         raise ConfigError("every case trained some member, so the ensemble has neither test nor validation cases")
     cleanings = {m.study.train.clean for m in members}
     clean = cleanings.pop() if len(cleanings) == 1 else Clean()
-    if clean.auto and not any(part == "validation" for part, _ in parts.values()):
-        clean = Clean()  # nothing to choose it by
     chosen = replace(
         first,
         train=replace(first.train, clean=clean),

@@ -57,10 +57,10 @@ def train_ensemble(
 def _train(chosen: Study, run: Path, watch: Watch, engine: str | Engine) -> None:
     """Train one member, or go on where it stopped."""
     if not run.exists():
-        study.train(chosen, run, watch, evaluate=False, engine=engine)
+        study.train(chosen, run, watch, page=False, evaluate=False, engine=engine)
         return
     folder = RunFolder.open(run)
     if config.parse(folder.config, where=str(run / "config.toml")) != config.parse(config.dump(study.pinned(chosen))):
         raise RunError(f"{run} was trained with another configuration; choose another --out, or remove it")
     if not folder.finished:
-        study.resume(run, watch, evaluate=False, engine=engine)
+        study.resume(run, watch, page=False, evaluate=False, engine=engine)

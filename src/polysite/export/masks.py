@@ -19,7 +19,6 @@ class CleanMasks:
         smallest: Smallest size of a component.
         unit: Unit of ``smallest``.
         fill: Fill holes.
-        auto: False: the cleaning has been chosen.
     """
 
     def __init__(
@@ -31,10 +30,9 @@ class CleanMasks:
         smallest: float = 0.0,
         unit: Literal["voxels", "mm"] = "voxels",
         fill: bool = False,
-        auto: bool = False,
     ):
         self.labels, self.dims, self.exclusive = labels, dims, exclusive
-        self.clean = Clean(largest, smallest, unit, fill, auto)
+        self.clean = Clean(largest, smallest, unit, fill)
 
     def __call__(self, case: dict[str, Any]) -> dict[str, Any]:
         """Return the case with cleaned masks."""

@@ -12,7 +12,7 @@ from typing import Literal
 import safetensors
 import safetensors.torch
 
-from polysite import config, postprocessing, study
+from polysite import config, study
 from polysite.algorithms import name_of
 from polysite.algorithms.base import case_clusters, facts, serving_payloads
 from polysite.cluster.mixture import CaseClusters
@@ -61,7 +61,7 @@ def served_model(folder: RunFolder, site: SiteId | None) -> ServedModel:
         site: The hospital; None where all hospitals use the same model.
     """
     result, hospitals = folder.result, sorted(folder.result.validation)
-    chosen = postprocessing.study_of(folder)
+    chosen = study.study_of(folder)
     sites = {row["Site"] for row in csv_rows(io.StringIO(folder.split))}
     if site is not None and site not in sites:
         raise ConfigError(f"there is no site {site!r} in {folder.path}; {nearest(site, hospitals)}")

@@ -45,6 +45,11 @@ class Measure:
     defined: bool = False
     shown: bool = True
 
+    @property
+    def digits(self) -> int:
+        """Decimals that tables show."""
+        return 2 if self.distance else 3
+
 
 MEASURES: Mapping[str, Measure] = {  # of a segmented label, in the order of tables; the first is the main one
     "dice": Measure("Dice"),

@@ -11,12 +11,10 @@ literally, without formulas; the browser renders letters that no local font has.
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import product
 from math import ceil, floor, log10
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,11 +27,11 @@ from polysite.heterogeneity.assessment import LARGE, LEVEL, Assessment, Distance
 from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.distances import Values
 from polysite.payload import SiteId
-from polysite.report.drawing import COLOURS
-from polysite.report.figure_files import Drawing, write_drawing
+from polysite.report.drawing import COLOURS, DOTS, INK, quartiles, strip
+from polysite.report.figure_files import Drawing
 from polysite.report.names import cut, shorten
 
-USUAL, MARKED, INK, SOFT, BLANK = COLOURS[0], COLOURS[5], "#1c2430", "#5b6675", "#eef1f4"
+USUAL, MARKED, BLANK = COLOURS[0], COLOURS[5], "#eef1f4"
 STAR = "★"  # significant
 FEW, SOME, MANY = 6, 8, 12  # hospitals up to which figures are large, are side by side, have numbers in cells
 HALF, WHOLE = 4.2, 8.4  # inches: width of half a page and of a page
@@ -43,9 +41,9 @@ MAX_LETTERS = 26  # of a name
 CLOSE = 0.15  # inches between a point and its name beyond which a line joins them
 CELLS = 30  # rows of a figure of more than LARGE hospitals
 LABELLED = 10  # most distant hospitals that a map of more than LARGE hospitals names
-DOTS = 2000  # more dots are drawn as pixels, so that the page stays small
 DPI = 150  # of dots that are drawn as pixels
-Box = tuple[float, float, float, float]
+SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 1), (-0.7, 1), (0.7, -1), (-0.7, -1))  # of a point, for its name
+PLACES = np.array([(gap, *side) for gap in (0.03, CLOSE, 0.3, 0.45, 0.6, 0.8) for side in SIDES])  # with a gap
 
 
 def heatmap(assessment: Assessment, distance: Distance, small: bool = False) -> Figure:
@@ -235,18 +233,15 @@ def distributions(assessment: Assessment) -> Figure:
 def angles(assessment: Assessment, component: str) -> Figure:
     """Draw, for one component of the embedding, the angles between hospital means, and from each case to its mean."""
     shown = rows_of(assessment.sites, assessment.angles[component])
-    count, table = len(shown.names), shown.table
+    count = len(shown.names)
     cell = 0.55 if count <= FEW else 0.4 if count <= MANY else 0.19
     edge = LETTER * _longest(shown.names)
     width = min(count * cell * 1.15, WHOLE - edge - 2.6)
     figure = Figure((WHOLE, count * cell + max(0.75 * edge, 0.5) + 0.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(width, WHOLE - edge - width))
-    numbers = {(i, j): (f"{table[i, j]:.0f}°", False) for i, j in np.ndindex(table.shape) if i != j and count <= MANY}
-    mesh = _cells(left, table, numbers, "viridis", 180.0, 8.5 if count <= SOME else 7, shown.grouped)
+    _degrees(figure, left, shown, cell)
     left.set_aspect("auto")
     left.set_title("between the means of two hospitals", fontsize=9.5, loc="left")
-    _names(left, shown.names, cell, None)
-    _colours(figure, left, mesh, ticks=[0, 45, 90, 135, 180], format="%d°")
     _turned(right, assessment, component, shown)
     return figure
 
@@ -254,16 +249,21 @@ def angles(assessment: Assessment, component: str) -> Figure:
 def case_angles(assessment: Assessment, component: str) -> Figure:
     """Draw, for one component of the embedding, the angle between a random case of each of two hospitals."""
     shown = rows_of(assessment.sites, assessment.case_angles[component])
-    count, table = len(shown.names), shown.table
+    count = len(shown.names)
     cell = 0.62 if count <= FEW else 0.5 if count <= MANY else 0.24
     edge = LETTER * _longest(shown.names)
     figure = Figure((count * cell + edge + 1.1, count * cell + 0.75 * edge + 0.2), layout="constrained")
-    axes = figure.add_subplot()
+    _degrees(figure, figure.add_subplot(), shown, cell)
+    return figure
+
+
+def _degrees(figure: Figure, axes: Axes, shown: Rows, cell: float) -> None:
+    """Draw a coloured square for every pair, with its angle where there are few."""
+    count, table = len(shown.names), shown.table
     numbers = {(i, j): (f"{table[i, j]:.0f}°", False) for i, j in np.ndindex(table.shape) if i != j and count <= MANY}
     mesh = _cells(axes, table, numbers, "viridis", 180.0, 8.5 if count <= SOME else 7, shown.grouped)
     _names(axes, shown.names, cell, None)
     _colours(figure, axes, mesh, ticks=[0, 45, 90, 135, 180], format="%d°")
-    return figure
 
 
 def drawing(figure: Figure, name: str, title: str) -> Drawing:
@@ -275,13 +275,6 @@ def drawing(figure: Figure, name: str, title: str) -> Drawing:
     svg = re.sub(r'<g id="[^"]*"', "<g", text.getvalue())  # ids would repeat on a page with many figures
     svg = svg[svg.index("<svg ") :].replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
     return Drawing(svg, figure)
-
-
-def save(figure: Figure, folder: Path, name: str, title: str) -> Drawing:
-    """Write ``NAME.svg`` and ``NAME.png``, and return the SVG; the title is for screen readers."""
-    drawn = drawing(figure, name, title)
-    write_drawing(folder, name, drawn)
-    return drawn
 
 
 def _blank(table: Values) -> Values:
@@ -301,9 +294,9 @@ def _turned(axes: Axes, assessment: Assessment, component: str, shown: Rows) -> 
     for k, values in enumerate(lists):
         if shown.grouped:
             axes.plot((values.min(), values.max()), (k, k), color=USUAL, lw=4, alpha=0.4, solid_capstyle="butt")
-            _quartiles(axes, k, values)
+            quartiles(axes, k, values)
         else:
-            _strip(axes, k, values, USUAL, sum(map(len, lists)) > DOTS)
+            strip(axes, k, values, USUAL, sum(map(len, lists)) > DOTS)
     _rows(axes, range(len(lists)), [""] * len(lists), None, 8)
     axes.set_ylim(len(lists) - 0.5, -0.5)
     axes.set_xlim(0, max(90.0, *(float(values.max()) * 1.03 for values in lists)))
@@ -379,7 +372,7 @@ def _panel(axes: Axes, quantity: Quantity, sites: Mapping[SiteId, bool], pixels:
             place = {"transform": axes.get_yaxis_transform(), "ha": "left"}
             _write(axes, 0.01, k, "never acquired", fontsize=8, style="italic", color=shade, **place)
         else:
-            _strip(axes, k, values, shade, pixels)
+            strip(axes, k, values, shade, pixels)
         if apart:
             _write(axes, 1.01, k, STAR, transform=axes.get_yaxis_transform(), color=MARKED, fontsize=9, ha="left")
     axes.set_ylim(len(sites) - 0.5, -0.5)
@@ -414,20 +407,6 @@ def _band(axes: Axes, quantity: Quantity, sites: Mapping[SiteId, bool]) -> None:
     axes.set_ylabel("share of the cases" if quantity.kind == CLASS else quantity.unit, fontsize=8.5)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _strip(axes: Axes, row: int, values: Values, colour: str, pixels: bool) -> None:
-    """Draw the values as jittered dots, with the quartiles and the median."""
-    beside = np.random.default_rng(0).uniform(-0.24, 0.24, len(values))
-    axes.plot(values, row + beside, "o", ms=3.2, mew=0, alpha=0.4, color=colour, rasterized=pixels)
-    _quartiles(axes, row, values)
-
-
-def _quartiles(axes: Axes, row: int, values: Values) -> None:
-    """Draw a line from the first quartile to the third, and a mark at the median."""
-    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
-    axes.plot((low, high), (row, row), color=INK, lw=1.6, solid_capstyle="butt")
-    axes.plot((middle, middle), (row - 0.3, row + 0.3), color=INK, lw=2, solid_capstyle="butt")
 
 
 def _points(axes: Axes, assessment: Assessment, distance: Distance, at: Values, paper: tuple[float, float]) -> None:
@@ -496,36 +475,25 @@ def _free(
     names: Sequence[str],
     letters: float,
     paper: tuple[float, float],
-) -> list[Box]:
+) -> list[Values]:
     """Return a box for every name near its chosen point, away from points, other names, the ruler and the edge."""
     right, top = paper[0] / 2, paper[1] / 2
-    frame, ruler = (0.04 - right, 0.04 - top, right - 0.04, top - 0.04), (-right, -top, -right / 2, 0.45 - top)
-    taken = [ruler, *((x - r, y - r, x + r, y + r) for (x, y), r in zip(at, radii, strict=True))]
-    spots: list[Box] = []
-
-    def cost(choice: tuple[float, Box]) -> float:
-        gap, box = choice
-        inside, area = _overlap(box, frame), (box[2] - box[0]) * (box[3] - box[1])
-        return sum(_overlap(box, other) for other in taken) + 3 * (area - inside) + 0.02 * gap
-
+    frame = np.array([[0.04 - right, 0.04 - top, right - 0.04, top - 0.04]])
+    ruler, size = [[-right, -top, -right / 2, 0.45 - top]], np.array(radii)[:, None]
+    taken, spots = np.vstack([ruler, np.hstack([at - size, at + size])]), list[Values]()
+    gap, side = PLACES[:, :1], PLACES[:, 1:]
     for k, name in zip(chosen, names, strict=True):
-        (x, y), radius = at[k], radii[k]
-        half = letters / 9 * LETTER * (len(name) + 1) / 2, letters / 9 * 0.085
-        _, best = min(_around(x, y, radius, half), key=cost)
-        spots.append(best)
-        taken.append(best)
+        half = np.array((letters / 9 * LETTER * (len(name) + 1) / 2, letters / 9 * 0.085))
+        middle = at[k] + side * (radii[k] + gap + half)
+        boxes = np.hstack([middle - half, middle + half])
+        outside = (boxes[:, 2:] - boxes[:, :2]).prod(1) - _overlaps(boxes, frame)
+        spots.append(boxes[(_overlaps(boxes, taken) + 3 * outside + 0.02 * gap[:, 0]).argmin()])
+        taken = np.vstack([taken, spots[-1]])
     return spots
 
 
-def _around(x: float, y: float, radius: float, half: tuple[float, float]) -> Iterator[tuple[float, Box]]:
-    """Yield boxes around a point with their distance from it; ``half`` is half their size."""
-    sides = ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 1), (-0.7, 1), (0.7, -1), (-0.7, -1))
-    for gap, (right, up) in product((0.03, CLOSE, 0.3, 0.45, 0.6, 0.8), sides):
-        across, along = x + right * (radius + gap + half[0]), y + up * (radius + gap + half[1])
-        yield gap, (across - half[0], along - half[1], across + half[0], along + half[1])
-
-
-def _overlap(one: Box, other: Box) -> float:
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    return max(width, 0.0) * max(height, 0.0)
+def _overlaps(boxes: Values, others: Values) -> Values:
+    """Return the area that every box shares with other boxes."""
+    low, high = np.maximum(boxes[:, None, :2], others[:, :2]), np.minimum(boxes[:, None, 2:], others[:, 2:])
+    areas: Values = np.maximum(high - low, 0).prod(2).sum(1)
+    return areas

@@ -3,14 +3,13 @@
 A clinician can stop after the strategies; a data scientist finds every number below.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from polysite.heterogeneity.assessment import (
     LARGE,
@@ -57,7 +56,7 @@ EVIDENCE = {
 def write(folder: Path, assessment: Assessment, verdict: Verdict, about: Mapping[str, Any]) -> Path:
     """Write the self-contained ``index.html`` and its figures; ``about`` is printed at the end."""
     heatmaps, maps = _heatmaps(assessment), _maps(assessment)
-    held, angles, case_angles = _held(assessment), _angles(assessment), _case_angles(assessment)
+    held, angles, case_angles = _held(assessment), _angles(assessment, False), _angles(assessment, True)
     write_figures(folder / "figures", [*heatmaps, *maps, *([held] if held else []), *angles, *case_angles])
     page = folder / "index.html"
     text = render(
@@ -252,34 +251,22 @@ def _held(assessment: Assessment) -> Picture | None:
     return Picture(title, svg, caption, name="distributions")
 
 
-def _angles(assessment: Assessment) -> list[Picture]:
-    """Draw the angles between the mean embeddings of hospitals, if those of their cases are known, too."""
-    if not assessment.alignment:
-        return []
-    return _by_component(assessment, assessment.angles, draw.angles, "angles", "between and within hospitals")
+def _angles(assessment: Assessment, cases: bool) -> list[Picture]:
+    """Draw the angles of every component of the embedding.
 
-
-def _case_angles(assessment: Assessment) -> list[Picture]:
-    """Draw the angles between random cases, the paper's figure, which only a simulation can have."""
-    return _by_component(
-        assessment, assessment.case_angles, draw.case_angles, "case-angles", "between random cases of two hospitals"
-    )
-
-
-def _by_component(
-    assessment: Assessment,
-    components: Iterable[str],
-    figure: Callable[[Assessment, str], Figure],
-    file: str,
-    between: str,
-) -> list[Picture]:
-    """Return a picture of the angles of every component of the embedding."""
-    shown = []
-    for name in components:
+    Those between the means of hospitals, if those of their cases are known, too; or those between random ``cases``, the
+    paper's figure, which only a simulation can have.
+    """
+    shown, file, between = assessment.angles, "angles", "between and within hospitals"
+    if cases:
+        shown, file, between = assessment.case_angles, "case-angles", "between random cases of two hospitals"
+    figure = draw.case_angles if cases else draw.angles
+    found = []
+    for name in shown if cases or assessment.alignment else ():
         at = f"{file}-{name.replace(' ', '-')}"
         svg = draw.drawing(figure(assessment, name), at, f"Angles of {name} {between}")
-        shown.append(Picture(name[0].upper() + name[1:], svg, "", name=at))
-    return shown
+        found.append(Picture(name[0].upper() + name[1:], svg, "", name=at))
+    return found
 
 
 def _quantities(assessment: Assessment) -> Iterator[dict[str, Any]]:

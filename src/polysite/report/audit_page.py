@@ -1,33 +1,32 @@
-"""The page of an audit: what an attacker made of the numbers that describe a case, in plain words first."""
+"""The page of an audit, in plain words first: what an attacker made of the numbers of a case, or of models."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from polysite.metrics.membership import Auc
 from polysite.metrics.statistics import interval
-from polysite.report import assess_figures
-from polysite.report.drawing import COLOURS, pictures
+from polysite.report.assess_figures import drawing
+from polysite.report.drawing import COLOURS, WIDE, name_axes, name_rows, new, panels, pictures
 from polysite.report.grid import Cell, Grid, Line, name, number
+from polysite.report.names import listed
 from polysite.report.page import Folded, Picture, Section, layout
+from polysite.storage import draft_folder
 from polysite.training.attack import Curve
+from polysite.training.leaks import Membership, Rebuilt
 
-TITLE = "What an attacker can learn from the numbers that describe a case"
-BESIDE = {
-    "nearest": "the scan of the known case with the most similar numbers",
-    "hospital": "the average scan of the hospital",
-    "compressed": "the scan itself, compressed to as many numbers",
+BESIDE = {  # what an attack is compared with: marker, colour, name and description
+    "nearest": ("s", 1, "nearest case", "the scan of the known case with the most similar numbers"),
+    "hospital": ("D", 3, "hospital's average", "the average scan of the hospital"),
+    "compressed": ("v", 2, "scan itself, compressed", "the scan itself, compressed to as many numbers"),
 }
-MARKS = {
-    "nearest": ("s", 1, "nearest case"),
-    "hospital": ("D", 3, "hospital's average"),
-    "compressed": ("v", 2, "scan itself, compressed"),
-}
-CAUTION = "It is one attack with the cases at hand, not a proof of privacy."
+FEWEST = 5  # training patients of a hospital, below which the page says what a policy would have prevented
 
 
 @dataclass(frozen=True)
@@ -127,14 +126,6 @@ class Finding:
         return {**asdict(self), "rate": asdict(self.rate), "verdict": self.verdict, "recognition": self.recognition}
 
 
-@dataclass(frozen=True, eq=False)
-class View:
-    """Middle slices of a test case: the scan and its reconstructions."""
-
-    title: str
-    slices: Mapping[str, np.ndarray]  # by title
-
-
 def percent(share: float) -> str:
     """Format a fraction as a percentage.
 
@@ -148,24 +139,106 @@ def _removes(ratio: Ratio) -> str:
     return f"removes {percent(1 - ratio.value)}" if ratio.value < 1 else "removes nothing"
 
 
-def summary(findings: Sequence[Finding]) -> str:
-    """Return the strongest result of each kind, as three sentences."""
-    worst = min(findings, key=lambda f: f.attack.value if f.leaks else 1 + f.attack.value)
-    if worst.leaks:
-        first = (
-            f"The strongest attack, on the {worst.words}, removes {percent(1 - worst.attack.value)} of the error that "
-            f"guessing the average scan makes ({worst.attack.words})."
-        )
-    else:
+@dataclass(frozen=True, eq=False)
+class AttackedNumbers:
+    """All that an audit of the numbers of a study's cases found.
+
+    Args:
+        findings: What the attack made of every kind of numbers.
+        views: Titles and middle slices of test cases: the scan and its reconstructions.
+        cases: The errors of every test case.
+    """
+
+    findings: Sequence[Finding]
+    views: Sequence[tuple[str, Mapping[str, np.ndarray]]] = ()
+    cases: Sequence[Mapping[str, Any]] = ()
+    title: ClassVar[str] = "What an attacker can learn from the numbers that describe a case"
+    beside: ClassVar[str] = ", the losses in curves.csv"
+    caution: ClassVar[str] = "It is one attack with the cases at hand, not a proof of privacy."
+
+    @property
+    def summary(self) -> str:
+        """The strongest result of each kind, as three sentences."""
+        worst = min(self.findings, key=lambda f: f.attack.value if f.leaks else 1 + f.attack.value)
         first = "From none of these numbers did the attack rebuild scans better than by guessing the average scan."
-    known = max(findings, key=lambda f: f.rate.value)
-    again = (
-        f"By the {known.words}, {known.found} of {known.probes} second scans were matched with their patient among "
-        f"{known.gallery}."
-        if known.recognises
-        else "None of them matched second scans with their patient more often than by chance."
-    )
-    return f"{first} {again} {CAUTION}"
+        if worst.leaks:
+            first = (
+                f"The strongest attack, on the {worst.words}, removes {percent(1 - worst.attack.value)} of the error "
+                f"that guessing the average scan makes ({worst.attack.words})."
+            )
+        known = max(self.findings, key=lambda f: f.rate.value)
+        again = "None of them matched second scans with their patient more often than by chance."
+        if known.recognises:
+            again = (
+                f"By the {known.words}, {known.found} of {known.probes} second scans were matched with their patient "
+                f"among {known.gallery}."
+            )
+        return f"{first} {again} {self.caution}"
+
+    def plain(self) -> dict[str, Any]:
+        """Return everything but the slices, as JSON values."""
+        return {"summary": self.summary, "findings": [f.plain() for f in self.findings], "test": self.cases}
+
+    def tables(self) -> list[Grid]:
+        """Return the tables of the results."""
+        return [ratios(self.findings), matches(self.findings)]
+
+    def sentences(self) -> list[str]:
+        """Return the results in words."""
+        return [*(f"{f.verdict} {f.recognition}\n" for f in self.findings), self.caution]
+
+    def limits(self, about: Mapping[str, Any]) -> list[str]:
+        """Return the limits of the audit, as sentences."""
+        cases = about["cases"]
+        return [
+            f"Limits. The attacker was trained on {cases['train']} cases, validated on {cases['validation']} and "
+            f"tested on {cases['test']}: with more cases, a larger decoder or another method, an attack may do better. "
+            "Intervals are over test cases, not over attackers, and are not corrected for their number: one of several "
+            "may miss 1 by chance.",
+            f"Scans were rebuilt with {about['side']} voxels a side; finer details were not attacked.",
+            f"The second scans are made from the first: fresh noise of {100 * about['noise']:.0f} % of the standard "
+            f"deviation, up to {100 * about['gain']:.0f} % more or less signal, slightly wider or tighter outlines. A "
+            "real second scan differs more.",
+            "Models and updates, which leave a hospital in every round of training, are attacked by 'polysite audit "
+            "RUN'.",
+        ]
+
+    def sections(self, about: Mapping[str, Any]) -> Iterator[Section]:
+        """Yield the sections of the page."""
+        findings, (rebuilt, matched) = self.findings, self.tables()
+        looks: dict[str, Look] = {
+            label: (mark, colour, 0.0, False, [f.ratios[key] for f in findings])
+            for key, (mark, colour, label, _) in BESIDE.items()
+        }
+        looks["attack"] = ("o", 0, 0.0, True, [f.attack for f in findings])
+        beside = "mean squared error relative to the average scan"
+        dots = _picture(
+            _points([f.kind for f in findings], looks, 1, beside, None), "ratios", "Error ratios of all attacks",
+            "Blue: the chosen attack with its 95 % interval. Further left is a better copy; the line at 1 is the "
+            "average scan.",
+        )  # fmt: skip
+        yield Section("ratios", "How well are scans rebuilt?", (dots, rebuilt))
+        yield Section("again", "Are patients identified?", (matched,))
+        words = Markup("<p><b>{}.</b> {} {} {}</p>")
+        paragraphs = (words.format(f.kind.capitalize(), f.verdict, f.recognition, f.leaves) for f in findings)
+        yield Section("kinds", "Results in words", tuple(paragraphs))
+        if self.views:
+            shown = _picture(
+                pictures(self.views, 1.15, 1.16), "pictures", "Test cases and what was rebuilt of them",
+                f"Middle slices of {about['modalities'][0]}: the test cases that the strongest attack rebuilt best, at "
+                "the median and worst, relative to the average scan. These are images of patients; --no-scans makes a "
+                "page without them.",
+            )  # fmt: skip
+            yield Section("look", "Rebuilt scans", (shown,))
+        if any(f.curves for f in findings):
+            what = "whole volumes" if about["decoder"] == "paper" else "voxels inside the head"
+            curves = _picture(
+                _curves(findings), "curves", "Training and validation losses of the decoders",
+                f"Mean squared error of {what} after each epoch: training cases (dashed) and validation cases (solid), "
+                "a pair of lines per decoder. The dot is the epoch that counts. The numbers are in curves.csv.",
+            )  # fmt: skip
+            yield Section("curves", "Loss curves", (curves,))
+        yield Section("how", "How the attack works", tuple(_method(findings, about)))
 
 
 def ratios(findings: Sequence[Finding]) -> Grid:
@@ -202,85 +275,22 @@ def matches(findings: Sequence[Finding]) -> Grid:
     return Grid("matches", "Matched second scans", head, tuple(map(line, findings)), note)
 
 
-def write(folder: Path, findings: Sequence[Finding], views: Sequence[View], about: Mapping[str, Any]) -> Path:
-    """Write the self-contained ``index.html`` and its figures; ``about`` is ``audit.json`` without the findings."""
-    figures = folder / "figures"
-    figures.mkdir(parents=True, exist_ok=True)
-    sections = list(_sections(figures, findings, views, about))
-    text = layout(TITLE, summary(findings), sections, about["versions"]["polysite"], remarks=limits(about))
-    page = folder / "index.html"
-    page.write_text(text, encoding="utf-8")
-    return page
-
-
-def limits(about: Mapping[str, Any]) -> list[str]:
-    """Return the limits of the audit, as sentences."""
-    cases = about["cases"]
-    return [
-        f"Limits. The attacker was trained on {cases['train']} cases, validated on {cases['validation']} and tested on "
-        f"{cases['test']}: with more cases, a larger decoder or another method, an attack may do better. Intervals are "
-        "over test cases, not over attackers, and are not corrected for their number: one of several may miss 1 by "
-        "chance.",
-        f"Scans were rebuilt with {about['side']} voxels a side; finer details were not attacked.",
-        f"The second scans are made from the first: fresh noise of {100 * about['noise']:.0f} % of the standard "
-        f"deviation, up to {100 * about['gain']:.0f} % more or less signal, slightly wider or tighter outlines. A "
-        "real second scan differs more.",
-        "Models and updates, which leave a hospital in every round of training, are attacked by 'polysite audit RUN'.",
-    ]
-
-
-def _sections(
-    folder: Path, findings: Sequence[Finding], views: Sequence[View], about: Mapping[str, Any]
-) -> Iterator[Section]:
-    drawn = assess_figures.save(_dots(findings), folder, "ratios", "Error ratios of all attacks")
-    caption = (
-        "Blue: the chosen attack with its 95 % interval. Further left is a better copy; the line at 1 is the average "
-        "scan."
-    )
-    yield Section("ratios", "How well are scans rebuilt?", (Picture("", drawn, caption), ratios(findings)))
-    yield Section("again", "Are patients identified?", (matches(findings),))
-    words = Markup("<p><b>{}.</b> {} {} {}</p>")
-    paragraphs = (words.format(f.kind.capitalize(), f.verdict, f.recognition, f.leaves) for f in findings)
-    yield Section("kinds", "Results in words", tuple(paragraphs))
-    if views:
-        svg = assess_figures.save(_pictures(views), folder, "pictures", "Test cases and what was rebuilt of them")
-        note = (
-            f"Middle slices of {about['modalities'][0]}: the test cases that the strongest attack rebuilt best, at the "
-            "median and worst, relative to the average scan. These are images of patients; --no-scans makes a page "
-            "without them."
-        )
-        yield Section("look", "Rebuilt scans", (Picture("", svg, note),))
-    if any(f.curves for f in findings):
-        drawn = assess_figures.save(
-            _curves(findings), folder, "curves", "Training and validation losses of the decoders"
-        )
-        what = "whole volumes" if about["decoder"] == "paper" else "voxels inside the head"
-        note = (
-            f"Mean squared error of {what} after each epoch: training cases (dashed) and validation cases (solid), a "
-            "pair of lines per decoder. The dot is the epoch that counts. The numbers are in curves.csv."
-        )
-        yield Section("curves", "Loss curves", (Picture("", drawn, note),))
-    yield Section("how", "How the attack works", tuple(_method(findings, about)))
-    versions = "\n".join(f"{k}: {v}" for k, v in about["versions"].items())
-    where = "Every number is in audit.json, the losses in curves.csv, every figure in figures/, as SVG, PDF and PNG."
-    blocks = (where, Folded("Configuration", about["config"]), Folded("Versions", versions))
-    yield Section("made", "Configuration and versions", blocks)
-
-
 def _method(findings: Sequence[Finding], about: Mapping[str, Any]) -> Iterator[str]:
     first, sizes = findings[0], sorted(f.weights for f in findings)
+    paper = " of appendix F of Manthe et al. 2023" if about["decoder"] == "paper" else ""
+    decoders = f"{about['restarts']} decoder{'' if about['restarts'] == 1 else 's'}{paper}"
     millions = " to ".join(dict.fromkeys(f"{n / 1e6:.1f}" for n in (sizes[0], sizes[-1])))
     yield (
         "The attacker knows more than a real one would: numbers and scans of all training cases of all hospitals, and "
-        f"the numbers of the other cases. It trains {_decoders(about)} with {millions} million weights, for "
+        f"the numbers of the other cases. It trains {decoders} with {millions} million weights, for "
         f"at most {about['epochs']} epochs, and a linear map, from the numbers to the scans "
         f"({' and '.join(about['modalities'])}, prepared as for training, then downsampled). Stopping and the choice "
         "of the attack use the validation cases; the errors are those of the test cases."
     )
     lengths = ", ".join(f"{f.coefficients} for {f.kind}" for f in findings)
     yield (
-        f"Errors are relative to the average scan of the training cases. Baselines: {BESIDE['nearest']}; "
-        f"{BESIDE['hospital']}, which a recipient who knows the sender may know; and {BESIDE['compressed']} by "
+        f"Errors are relative to the average scan of the training cases. Baselines: {BESIDE['nearest'][-1]}; "
+        f"{BESIDE['hospital'][-1]}, which a recipient who knows the sender may know; and {BESIDE['compressed'][-1]} by "
         f"principal components ({lengths}; at most as many as training cases). The last is no limit: a decoder may do "
         "better."
     )
@@ -291,10 +301,360 @@ def _method(findings: Sequence[Finding], about: Mapping[str, Any]) -> Iterator[s
     )
 
 
-def _decoders(about: Mapping[str, Any]) -> str:
-    kind = "of appendix F of Manthe et al. 2023 " if about["decoder"] == "paper" else ""
-    count = about["restarts"]
-    return f"{count} decoder{'' if count == 1 else 's'} {kind}".strip()
+def _curves(findings: Sequence[Finding]) -> Figure:
+    """Draw the losses of all decoders, a panel per kind of numbers."""
+    shown = {f.kind: f.curves for f in findings if f.curves}
+    figure, made = panels(list(shown), 2.2)
+    for kind, axes in made:
+        for curve in shown[kind]:
+            epochs = range(1, len(curve.validation) + 1)
+            axes.plot(epochs, curve.training, "--", color=COLOURS[1], lw=1)
+            axes.plot(epochs, curve.validation, "-", color=COLOURS[0], lw=1)
+        best = min((curve.validation for curve in shown[kind]), key=min)
+        axes.plot([best.index(min(best)) + 1], [min(best)], "o", color=COLOURS[0], ms=5)
+    name_axes(made, "epoch", "loss")
+    return figure
+
+
+@dataclass(frozen=True)
+class Surface:
+    """A model that an attacker may have, and how well it tells who was trained on.
+
+    Args:
+        name: Short name.
+        words: What the model is.
+        who: Who has it in this run.
+        seen: Whether anybody but the hospital itself had it in this run.
+        found: What the attack found.
+    """
+
+    name: str
+    words: str
+    who: str
+    seen: bool
+    found: Membership
+
+
+@dataclass(frozen=True, eq=False)
+class Inverted:
+    """A gradient or change of a model from which images were rebuilt.
+
+    Args:
+        name: Short name.
+        words: What it is.
+        seen: Whether it left a hospital in this run.
+        found: What the attack found.
+    """
+
+    name: str
+    words: str
+    seen: bool
+    found: Rebuilt
+
+
+@dataclass(frozen=True)
+class Protections:
+    """What protected the hospitals of the run.
+
+    Args:
+        secure: Replies left under masks.
+        unit: What noise protects; empty without noise.
+        epsilon: What every hospital has spent; empty without noise.
+        delta: Probability with which the guarantee may fail.
+        patients: Training patients of every hospital.
+        summable: Whether the algorithm could do with the sum of the replies.
+    """
+
+    secure: bool
+    unit: str
+    epsilon: Mapping[str, float]
+    delta: float
+    patients: Mapping[str, int]
+    summable: bool
+
+    @property
+    def words(self) -> str:
+        """The protections as a sentence."""
+        sums = "Secure sums were on" if self.secure else "Secure sums were off"
+        if not self.unit:
+            return f"{sums}, and no noise was added (no differential privacy)."
+        most = max(self.epsilon.values(), default=float("nan"))
+        return (
+            f"{sums}, and noise protected every {self.unit} (differential privacy: epsilon {most:.2f} at delta "
+            f"{self.delta:g}, of the hospital that spent most)."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class AttackedModels:
+    """All that an audit of a run found."""
+
+    surfaces: tuple[Surface, ...]
+    control: Membership  # the untrained network
+    inverted: tuple[Inverted, ...]
+    protections: Protections
+    replayed: str  # how exactly the rounds were replayed
+    scans: bool = True  # whether the page shows slices of patients
+    title: ClassVar[str] = "What an attacker can learn from the models of a run"
+    beside: ClassVar[str] = ""
+    caution: ClassVar[str] = "These are two attacks with the cases at hand, not a proof of privacy."
+
+    def surface(self, name: str) -> Surface | None:
+        """Return a surface by its name."""
+        return next((s for s in self.surfaces if s.name == name), None)
+
+    @property
+    def summary(self) -> str:
+        """The strongest results, as sentences."""
+        seen = [s for s in self.surfaces if s.seen]
+        worst = max(seen, key=lambda s: s.found.strongest.value)
+        auc = worst.found.strongest
+        if auc.succeeds:
+            first = (
+                f"By {worst.words}, which {worst.who} had, training patients were told from others with an AUC of "
+                f"{auc.words}: 0.5 is guessing, 1 certainty."
+            )
+        else:
+            first = (
+                "From no model that left its hospital were training patients told from others significantly better "
+                f"than by guessing (largest AUC {auc.words}, by {worst.words})."
+            )
+        left = [i for i in self.inverted if i.seen]
+        best = min(left, key=lambda i: i.found.ratio) if left else None
+        second = ""
+        if best is not None:
+            better = f"with {best.found.ratio:.2f} times the error of guessing the mean scan (1: nothing was rebuilt)"
+            second = f" From {best.words}, images were rebuilt {better}."
+        return f"{self.protections.words} {first}{second} {self.caution}"
+
+    def plain(self) -> dict[str, Any]:
+        """Return everything but the images, as JSON values."""
+        return {
+            "summary": self.summary,
+            "protections": asdict(self.protections),
+            "membership": [asdict(s) for s in self.surfaces],
+            "untrained": asdict(self.control),
+            "inversion": [
+                {
+                    "name": i.name, "words": i.words, "seen": i.seen, "ratio": i.found.ratio,
+                    "plain_ratio": i.found.plain_ratio, "matches": [asdict(m) for m in i.found.matches],
+                    "cosine": 1 - i.found.apart,
+                }
+                for i in self.inverted
+            ],
+            "replayed": self.replayed,
+            "prevented": list(prevented(self)),
+        }  # fmt: skip
+
+    def tables(self) -> list[Grid]:
+        """Return the tables of the results; those without lines are left out."""
+        return [grid for grid in (membership(self), by_site(self), inversion(self)) if grid.lines]
+
+    def sentences(self) -> list[str]:
+        """Return the results in words."""
+        return [f"{self.summary}\n", *prevented(self), ""]
+
+    def limits(self, about: Mapping[str, Any]) -> list[str]:
+        """Return the limits of the audit, as sentences."""
+        return [
+            self.replayed,
+            "An attack that fails is no proof that none succeeds: with shadow models, more rounds, other priors or "
+            "longer searches an attacker may do better. Intervals are over patients, not over trainings, and the "
+            "stronger of two attacks was chosen after both were known.",
+        ]
+
+    def sections(self, about: Mapping[str, Any]) -> Iterator[Section]:
+        """Yield the sections of the page."""
+        yield Section("who", "Who had what", (self.protections.words, audience(self)))
+        rows = [*((s.name, s.found) for s in self.surfaces), ("untrained", self.control)]
+        looks: dict[str, Look] = {
+            "loss": ("o", 0, 0.12, True, [m.loss for _, m in rows]),
+            "calibrated": ("s", 1, -0.12, True, [m.calibrated for _, m in rows]),
+        }
+        beside = "AUC: probability that a training patient ranks above another"
+        areas = _picture(
+            _points([what for what, _ in rows], looks, 0.5, beside, 1), "membership", "Areas of membership inference",
+            "Points: AUC of the attack by loss (blue) and calibrated (orange), with 95 % intervals; the line is "
+            "chance.",
+        )  # fmt: skip
+        told = (membership(self), by_site(self))
+        yield Section("members", "Are training patients recognised?", (areas, *(grid for grid in told if grid.lines)))
+        if self.inverted:
+            drawn = [(i.name, {k: _slice(x[0, 0]) for k, x in i.found.images.items()}) for i in self.inverted]
+            shown = _picture(
+                pictures(drawn, 1.9, 1.5), "rebuilt", "Images and what was rebuilt of them",
+                "Middle slices of the first modality. These are images of patients; --no-scans makes a page without "
+                "them.",
+            )  # fmt: skip
+            blocks = (inversion(self), shown) if self.scans else (inversion(self),)
+            yield Section("images", "Are images rebuilt?", blocks)
+        yield Section("prevented", "What a policy would have prevented", tuple(prevented(self)))
+        yield Section("knows", "What the attacker knows", tuple(_knows(about)))
+
+
+def _cell(auc: Auc | None) -> Cell:
+    return Cell("–") if auc is None else Cell(auc.words, auc.value, auc.succeeds)
+
+
+def membership(found: AttackedModels) -> Grid:
+    """Return a table of the areas by model, over all hospitals."""
+    rows = [(s.name, "yes" if s.seen else "no", s.found) for s in found.surfaces]
+    rows.append(("untrained network", "–", found.control))
+    lines = [
+        Line((name(what), name(seen), _cell(m.loss), _cell(m.calibrated), number(m.loss.members, "d"),
+              number(m.loss.others, "d")))
+        for what, seen, m in rows
+    ]  # fmt: skip
+    head = ("", "seen in this run", "AUC by loss", "AUC calibrated", "trained on", "others")
+    note = (
+        "Areas under the ROC curve: 0.5 is guessing, 1 certainty; in brackets the 95 % interval (Newcombe's). Marked: "
+        "significantly above 0.5. Patients are compared within hospitals. The untrained network has seen no patient: "
+        "what it shows is chance in the split."
+    )
+    return Grid("membership", "Who was trained on?", head, tuple(lines), note)
+
+
+def by_site(found: AttackedModels) -> Grid:
+    """Return a table of the areas of every hospital."""
+    sites, spent = sorted({site for s in found.surfaces for site in s.found.sites}), found.protections.epsilon
+    lines = [
+        Line((name(site), *(_cell(_best(s.found, site)) for s in found.surfaces), number(spent.get(site), ".2f")))
+        for site in sites
+    ]
+    head = ("hospital", *(s.name for s in found.surfaces), "epsilon spent")
+    note = (
+        "The larger area of the two attacks; hospitals with fewer than two patients of either kind are left out. With "
+        "so few patients each, single hospitals have wide intervals."
+    )
+    return Grid("hospitals", "By hospital", head, tuple(lines), note)
+
+
+def _best(found: Membership, site: str) -> Auc | None:
+    known = [each[site] for each in (found.sites, found.sites_calibrated) if site in each]
+    return max(known, key=lambda a: a.value, default=None)
+
+
+def inversion(found: AttackedModels) -> Grid:
+    """Return a table of the errors of rebuilt images."""
+    lines = [
+        Line((
+            name(i.name), name("yes" if i.seen else "no"), number(i.found.ratio), number(i.found.plain_ratio),
+            number(float(np.mean([m.guess for m in i.found.matches]))), number(1 - i.found.apart),
+            number(len(i.found.matches), "d"),
+        ))
+        for i in found.inverted
+    ]  # fmt: skip
+    head = ("", "left in this run", "error ratio", "as rebuilt", "error of the mean scan", "cosine", "images")
+    note = (
+        "Error ratio: mean squared error between a rebuilt image and the training image that it resembles most, "
+        "relative to that of the mean scan: 1 is nothing learnt, 0 a copy. How far the attacker trusts its search is "
+        "chosen afterwards in its favour, so the ratio is at most 1; 'as rebuilt' is without that, and above 1 the "
+        "mean scan is the better guess. The error of the mean scan is in squared standard deviations of a prepared "
+        "image. The cosine says how well the gradient of the rebuilt image fits."
+    )
+    return Grid("inversion", "What was rebuilt?", head, tuple(lines), note)
+
+
+def audience(found: AttackedModels) -> Grid:
+    """Return who had what in this run, with the measured attack beside it."""
+    secure = found.protections.secure
+    released = found.surface("released model")
+    rows = [
+        ("the coordinator", "the sum of the replies of every round" if secure else "every reply of every round",
+         found.surface("sum" if secure else "single replies")),
+        ("another hospital", "the common model of every round", found.surface("sum")),
+        ("who gets the released model", "the model of the best round", released),
+        ("who reads the wire", "sizes and times: the connection is encrypted", None),
+    ]  # fmt: skip
+    lines = [Line((name(who), name(what), _cell(s.found.strongest if s else None))) for who, what, s in rows]
+    note = (
+        "AUC of the stronger attack on who was trained on. Scores of validation and test cases leave besides, as the "
+        "policy allows; docs/protection.md lists all that leaves."
+    )
+    return Grid("audience", "", ("", "has", "AUC"), tuple(lines), note)
+
+
+def prevented(found: AttackedModels) -> Iterator[str]:
+    """Yield what keys of a hospital's policy would have prevented in this run."""
+    p, single, total = found.protections, found.surface("single replies"), found.surface("sum")
+    if p.secure:
+        yield "masked = true was met: no single reply left without a mask."
+    elif single and total and p.summable:
+        yield (
+            "masked = true would have refused this run. With secure sums the coordinator would have had the sum alone: "
+            f"AUC {total.found.strongest.words} instead of {single.found.strongest.words}."
+        )
+    else:
+        yield "masked = true would have refused this run: its algorithm needs the reply of each hospital."
+    if p.unit:
+        most = max(p.epsilon.values(), default=0.0)
+        yield f"epsilon = {most:.1f} or more would have allowed this run, and less would have stopped it at that point."
+    else:
+        yield "epsilon = 8 (or any other number) would have refused this run: no noise was added."
+    small = sorted(site for site, count in p.patients.items() if count < FEWEST)
+    if small:
+        who = listed(small, len(p.patients))
+        yield f"fewest = {FEWEST} would have kept {who} out, with fewer training patients than that."
+    else:
+        yield f"fewest = {FEWEST} was met: every hospital trained on at least {FEWEST} patients."
+    one = next((i for i in found.inverted if i.name == "one patient"), None)
+    if one is not None:
+        yield (
+            f"fewest = 2 or more prevents what the row 'one patient' shows (error ratio {one.found.ratio:.2f}): the "
+            "gradient of a single patient does not leave."
+        )
+
+
+def _knows(about: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        "Membership inference. The attacker has scans and outlines of patients, the network and its settings, and the "
+        "model named in the table; it does not know who was trained on, and has no models of its own making. It ranks "
+        f"patients by their loss under the model: training patients against {about['others']} patients of the same "
+        "hospital, who are drawn alike. Calibrated, it subtracts the loss that the patient has under models that have "
+        "not seen the patient in this round (the replies of other hospitals), or have seen less (an earlier model)."
+    )
+    yield (
+        "Gradient inversion. The attacker knows the network, the model that the hospital was sent, what came back, the "
+        f"outlines of as many patients as it rebuilds, and other scans ({about['others']} cases), whose mean is its "
+        "first guess. It searches for images whose gradient has the direction of what came back (Geiping et al. 2020), "
+        f"for {about['iterations']} steps."
+    )
+    yield (
+        "The rows 'one patient' do not show what left in this run but what could leave if a hospital trained one step "
+        "on one patient: they show that the attack works where there is something to find."
+    )
+
+
+def _slice(volume: np.ndarray) -> np.ndarray:
+    """Return the middle slice of a volume along its last axis, or an image as it is."""
+    return volume if volume.ndim == 2 else volume[..., volume.shape[-1] // 2]
+
+
+Found = TypeVar("Found", AttackedNumbers, AttackedModels)
+
+
+@dataclass(frozen=True)
+class Audit(Generic[Found]):
+    """A finished audit."""
+
+    folder: Path
+    found: Found
+
+
+def write(folder: Path, found: Found, about: Mapping[str, Any]) -> Audit[Found]:
+    """Write the folder of an audit: ``audit.json``, a self-contained ``index.html`` and its figures."""
+    versions = "\n".join(f"{k}: {v}" for k, v in about["versions"].items())
+    where = f"Every number is in audit.json{found.beside}, every figure in figures/, as SVG, PDF and PNG."
+    blocks = (where, Folded("Configuration", about["config"]), Folded("Versions", versions))
+    sections = [*found.sections(about), Section("made", "Configuration and versions", blocks)]
+    page = layout(found.title, found.summary, sections, about["versions"]["polysite"], remarks=found.limits(about))
+    with draft_folder(folder, "audit") as draft:
+        text = json.dumps({**found.plain(), "about": about}, indent=1)
+        (draft / "audit.json").write_text(f"{text}\n", encoding="utf-8")
+        if isinstance(found, AttackedNumbers):
+            (draft / "curves.csv").write_text(curves_csv(found.findings), encoding="utf-8")
+        page.write(draft)
+    return Audit(folder, found)
 
 
 def curves_csv(findings: Sequence[Finding]) -> str:
@@ -307,51 +667,31 @@ def curves_csv(findings: Sequence[Finding]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _curves(findings: Sequence[Finding]) -> Figure:
-    """Draw the losses of all decoders, a panel per kind of numbers."""
-    shown = [f for f in findings if f.curves]
-    columns = min(len(shown), 3)
-    rows = -(-len(shown) // columns)
-    figure = Figure((2.6 * columns + 0.6, 2.2 * rows + 0.2), layout="constrained")
-    for place, f in enumerate(shown, start=1):
-        axes = figure.add_subplot(rows, columns, place)
-        for curve in f.curves:
-            epochs = range(1, len(curve.validation) + 1)
-            axes.plot(epochs, curve.training, "--", color=COLOURS[1], lw=1)
-            axes.plot(epochs, curve.validation, "-", color=COLOURS[0], lw=1)
-        best = min(f.curves, key=lambda c: min(c.validation))
-        epoch = int(np.argmin(best.validation))
-        axes.plot([epoch + 1], [best.validation[epoch]], "o", color=COLOURS[0], ms=5)
-        axes.set_title(f.kind, fontsize=9)
-        axes.set_xlabel("epoch", fontsize=8)
-        axes.set_ylabel("loss", fontsize=8)
-        axes.tick_params(labelsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
+def _picture(figure: Figure, file: str, title: str, caption: str) -> Picture:
+    """Return a figure with the name of its files and a title for screen readers."""
+    return Picture("", drawing(figure, file, title), caption, name=file)
+
+
+Look = tuple[str, int, float, bool, Sequence[Ratio | Auc | None]]  # marker, colour, shift, intervals or not, values
+
+
+def _points(
+    names: Sequence[str], looks: Mapping[str, Look], guess: float, label: str, end: float | None = None
+) -> Figure:
+    """Draw a row of points per name; the line at ``guess`` is what an attacker has who knows nothing."""
+    figure, axes = new(WIDE, 1.2 + 0.44 * len(names))
+    axes.axvline(guess, color="#5b6675", lw=1)
+    rows = range(len(names) - 1, -1, -1)
+    for entry, (mark, colour, shift, sure, values) in looks.items():
+        known = [(row + shift, v) for row, v in zip(rows, values, strict=True) if v]
+        if known:
+            at, low, high = np.array([(v.value, v.value - v.low, v.high - v.value) for _, v in known]).T
+            axes.errorbar(
+                at, [row for row, _ in known], xerr=np.abs([low, high]) if sure else None, fmt=mark,
+                color=COLOURS[colour], ms=6, capsize=3, label=entry,
+            )  # fmt: skip
+    name_rows(axes, names[::-1])
+    axes.set_xlim(0, end)
+    axes.set_xlabel(label)
+    figure.legend(loc="outside upper center", ncols=len(looks), frameon=False, fontsize=9)
     return figure
-
-
-def _dots(findings: Sequence[Finding]) -> Figure:
-    """Draw a row per kind of numbers: the attack with its interval, and the baselines."""
-    figure = Figure((7.2, 1.3 + 0.42 * len(findings)), layout="constrained")
-    axes = figure.add_subplot()
-    axes.axvline(1, color="#5b6675", lw=1)
-    rows = range(len(findings) - 1, -1, -1)
-    for key, (mark, colour, label) in MARKS.items():
-        values = [f.ratios[key].value for f in findings]
-        axes.plot(values, rows, mark, color=COLOURS[colour], ms=6, label=label)
-    at = np.array([[f.attack.value, f.attack.low, f.attack.high] for f in findings]).T
-    reach = np.abs(at[1:] - at[0])
-    axes.errorbar(at[0], list(rows), xerr=reach, fmt="o", color=COLOURS[0], ms=7, capsize=3, label="attack")
-    axes.set_yticks(list(rows), [f.kind for f in findings])
-    axes.set_ylim(-0.6, len(findings) - 0.4)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("mean squared error relative to the average scan")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#eeeeee")
-    axes.set_axisbelow(True)
-    figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=9)
-    return figure
-
-
-def _pictures(views: Sequence[View]) -> Figure:
-    return pictures([(view.title, view.slices) for view in views], 1.15, 1.16)

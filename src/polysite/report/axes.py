@@ -261,10 +261,9 @@ def correlations(results: Sequence[FederationResult]) -> Grid | None:
         for kind in kinds:
             value = correlation(pair.x, pair.means, kind)
             low, high = interval(pair.x, pair.means, kind)
-            cells += [
-                _number(value),
-                Cell("–") if isnan(low) or len(pair.x) < ENOUGH else Cell(f"{low:+.2f} to {high:+.2f}"),
-            ]
+            sure = not isnan(low) and len(pair.x) >= ENOUGH
+            cells += [number(None if isnan(value) else value, "+.2f")]
+            cells += [Cell(f"{low:+.2f} to {high:+.2f}" if sure else "–")]
         lines.append(Line(tuple(cells)))
     head = ("method", "distance", "federations", "Spearman", "95 % interval", "Pearson", "95 % interval")
     note = (
@@ -274,10 +273,6 @@ def correlations(results: Sequence[FederationResult]) -> Grid | None:
         + _words(results)
     )
     return Grid("correlation", "Does distance predict loss?", head, tuple(lines), note)
-
-
-def _number(value: float) -> Cell:
-    return Cell("–") if isnan(value) else Cell(f"{value:+.2f}", value)
 
 
 def published_distances(results: Sequence[FederationResult], paper: Paper) -> Grid | None:

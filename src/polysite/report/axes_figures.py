@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil, isnan
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ from polysite.metrics.correlation import correlation
 from polysite.metrics.measures import about
 from polysite.report.averages import best_mean
 from polysite.report.axes import FederationResult, Regrouped, related
-from polysite.report.drawing import COLOURS, MARKERS, WIDE, entries, legend, unformatted
+from polysite.report.drawing import COLOURS, MARKERS, WIDE, deviation, entries, legend, unformatted
 from polysite.report.figure_files import Picture, draw
 from polysite.report.published import BEST_MEANS, Paper, numbers
 from polysite.report.runs import Method
@@ -40,7 +40,7 @@ def distance(results: Sequence[FederationResult]) -> list[Picture]:
     for axes, kind in zip(panels, kinds, strict=False):
         shown = [pair for pair in pairs if pair.distance == kind and pair.method in methods]
         for k, pair in enumerate(shown):
-            errors = [_deviation(values) for values in pair.y]
+            errors = [deviation(values) for values in pair.y]
             look: dict[str, Any] = {"ms": 5, "mec": "white", "mew": 0.5, "elinewidth": 0.8, "capsize": 1.5, "ls": ""}
             axes.errorbar(
                 pair.x, pair.means, yerr=errors, fmt=MARKERS[k % 7], color=COLOURS[k % 7],
@@ -164,7 +164,7 @@ def _curves(axes: Axes, result: FederationResult, key: str, score: Score) -> Non
     for k, line in enumerate(several):
         known = [point for point in line if point[1]]
         x, y = [point[0] for point in known], [fmean(point[1]) for point in known]
-        errors = [_deviation(point[1]) for point in known]
+        errors = [deviation(point[1]) for point in known]
         label = _label([point[2].name for point in line])
         axes.errorbar(x, y, yerr=errors, fmt=f"{MARKERS[k % 7]}-", color=COLOURS[k % 7], ms=4, capsize=2, label=label)
     _scale(axes, [point[0] for line in several for point in line])
@@ -209,7 +209,3 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
         axes.set_axisbelow(True)
         panels.append(axes)
     return figure, panels
-
-
-def _deviation(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0

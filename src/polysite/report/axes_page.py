@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from polysite.report import axes, axes_figures
 from polysite.report.axes import FederationResult
-from polysite.report.grid import WIDE, Grid
+from polysite.report.grid import WIDE, Grid, write_tables
 from polysite.report.page import Section, layout
 from polysite.report.published import Paper
 from polysite.storage import draft_folder
@@ -53,11 +53,7 @@ def write(
     page = layout(title, lead, sections, version, remarks=remarks)
     with draft_folder(folder, "comparison", private=False) as draft:
         page.write(draft)
-        body = "\n".join(g.markdown() for g in grids)
-        (draft / "tables.md").write_text("\n\n".join([f"# {title}", *remarks, body]), encoding="utf-8")
-        (draft / "tables.tex").write_text("\n".join(g.latex() for g in grids), encoding="utf-8")
-        for grid in grids:
-            (draft / f"{grid.name}.csv").write_text(grid.csv(), encoding="utf-8")
+        write_tables(draft, grids, "\n\n".join([f"# {title}", *remarks]))
 
 
 def _sections(

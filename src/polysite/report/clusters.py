@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,13 @@ from matplotlib.patheffects import Normal, Stroke
 from numpy.typing import NDArray
 
 from polysite.data.manifest import natural
-from polysite.report.drawing import COLOURS, MARKERS, WIDE, unformatted
+from polysite.report.drawing import DOTS, WIDE, colour, marker, strip, unformatted
 from polysite.report.figure_files import draw
-from polysite.report.grid import Cell, Grid, Line, name, number
+from polysite.report.grid import Cell, Grid, Line, name, number, spread
 from polysite.report.page import Folded, Page, Picture, Section, layout
 
 Values = NDArray[np.float64]
 
-DOTS = 2000  # more cases are drawn as pixels, so that the page stays small
 FEW = 3  # a hospital with fewer cases in a cluster, or fewer than a tenth of its cases, is not said to be in it
 PERPLEXITY = 35.0  # of t-SNE, as in Manthe et al. 2023
 AGREED = 0.8  # adjusted Rand index below which the federated and the pooled clusters disagree
@@ -107,13 +106,7 @@ def shares(shown: Shown) -> str | None:
     for k, label in enumerate(shown.labels):
         axes = figure.add_subplot(rows, columns, k + 1)
         for row, cluster in enumerate(names):
-            values = 100 * shown.shares[of == cluster, k]
-            beside = np.random.default_rng(0).uniform(-0.22, 0.22, len(values))
-            pixels = len(of) > DOTS
-            axes.plot(values, row + beside, "o", ms=3, mew=0, alpha=0.45, color=_look(row)["color"], rasterized=pixels)
-            low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
-            axes.plot((low, high), (row, row), color="#1c2430", lw=1.5, solid_capstyle="butt")
-            axes.plot((middle, middle), (row - 0.3, row + 0.3), color="#1c2430", lw=2, solid_capstyle="butt")
+            strip(axes, row, 100 * shown.shares[of == cluster, k], colour(row), len(of) > DOTS)
         axes.set_yticks(range(len(names)), [f"cluster {c}" if k % columns == 0 else "" for c in names], fontsize=8)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_xlim(left=0)
@@ -148,7 +141,7 @@ def by_label(shown: Shown) -> Grid:
     for cluster in [*shown.cluster_names, None]:
         held = of == cluster if cluster else np.ones(len(of), bool)
         sites = {s for s, inside in zip(shown.sites, held, strict=True) if inside}
-        cells = [_share(100 * table[held, k]) for k in range(len(shown.labels))] if table is not None else []
+        cells = [spread((100 * column).tolist(), 1) for column in table[held].T] if table is not None else []
         first = name(f"cluster {cluster}" if cluster else "all")
         lines.append(
             Line((first, number(int(held.sum()), "d"), number(len(sites), "d"), *cells), "" if cluster else "total")
@@ -225,13 +218,13 @@ def sections(shown: Shown, seed: int = 0, perplexity: float = PERPLEXITY) -> Ite
         "hospital on the left, the cluster on the right."
     )
     pictures = [Picture("Principal components", maps(shown.points, shown, ("first", "second")), explained)]
-    spread = tsne(shown.points, seed, perplexity)
-    if spread is not None:
+    near = tsne(shown.points, seed, perplexity)
+    if near is not None:
         caption = (
             "The same cases by t-SNE, which keeps neighbours together; distances between groups have no meaning. It "
             "was computed from the features of all cases in one place."
         )
-        pictures.append(Picture("t-SNE", maps(spread, shown), caption))
+        pictures.append(Picture("t-SNE", maps(near, shown), caption))
     yield Section("map", "Cases that look alike", (*words(shown), *pictures))
     yield Section("sites", "Cases per hospital and cluster", (by_site(shown),))
     drawn = shares(shown)
@@ -286,7 +279,8 @@ def _dots(
     of = np.array(groups)
     for k, group in enumerate(order):
         x, y = at[of == group].T
-        look = {**_look(k), "ls": "", "ms": 6 if len(of) <= 300 else 4, "mec": "white", "mew": 0.4, "alpha": 0.9}
+        look: dict[str, Any] = {"color": colour(k), "marker": marker(k), "ls": "", "mec": "white", "mew": 0.4}
+        look |= {"ms": 6 if len(of) <= 300 else 4, "alpha": 0.9}
         axes.plot(x, y, label=unformatted(names[group]), rasterized=len(of) > DOTS, **look)
     axes.set_title(title, fontsize=10, loc="left")
     axes.tick_params(labelsize=8, length=2)
@@ -299,11 +293,6 @@ def _numbers(axes: Axes, at: Values, shown: Shown) -> None:
     for cluster in shown.cluster_names:
         x, y = np.median(at[of == cluster], axis=0)
         axes.text(x, y, cluster, fontsize=11, fontweight="bold", ha="center", va="center", path_effects=around)
-
-
-def _look(k: int) -> dict[str, Any]:
-    """Return a colour and a marker; 49 combinations differ."""
-    return {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[(k + k // len(COLOURS)) % len(MARKERS)]}
 
 
 def _legend_columns(names: Sequence[str]) -> int:
@@ -328,12 +317,6 @@ def _percent(value: float) -> Cell:
 
 def _spread(found: Sequence[float]) -> Cell:
     return Cell(f"{fmean(found):.2f}, {min(found):.2f}", fmean(found))
-
-
-def _share(values: Values) -> Cell:
-    listed = values.tolist()
-    beside = f" ± {stdev(listed):.1f}" if len(listed) > 1 else ""
-    return Cell(f"{fmean(listed):.1f}{beside}", fmean(listed))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from polysite.metrics.statistics import Tail
 from polysite.report import averages, subgroups
 from polysite.report.costs import with_effort
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread, with_best
+from polysite.report.names import listed
 from polysite.report.paired_tests import (
     LEVEL,
     Answer,
@@ -30,7 +31,7 @@ from polysite.report.paired_tests import (
     corrected,
     find_site,
     gains,
-    p_value,
+    outcome,
     paired,
 )
 from polysite.report.runs import Method
@@ -77,6 +78,11 @@ class Comparison:
         """Unit of distances; empty if the files do not state it."""
         units = {str(run.evaluation.about["unit"]) for m in self.methods for run in m.runs if run.evaluation}
         return units.pop() if len(units) == 1 else ""
+
+    def title(self, measure: str) -> str:
+        """Return the name of a measure with its unit."""
+        known = about(measure)
+        return f"{known.title} ({self.unit})" if known.distance and self.unit else known.title
 
     @property
     def sites(self) -> list[str]:
@@ -176,17 +182,12 @@ def _comparable(methods: Sequence[Method]) -> None:
                 f"{run.path} cannot be compared with {first.path}: {_what(run.measure, run.labels, run.split)} against "
                 f"{_what(first.measure, first.labels, first.split)}"
             )
-    shared = set.intersection(*(set(m.values(_main(m))) for m in methods))
-    if not shared:
+    if not set.intersection(*(m.keys for m in methods)):
         raise RunError("these runs have no evaluated case in common, so they cannot be compared")
 
 
 def _what(measure: str, labels: Sequence[str], split: str) -> str:
     return f"{measure} of {', '.join(labels)} on {split} cases"
-
-
-def _main(method: Method) -> str:
-    return "dice" if method.first.measure == "Dice" else "accuracy"
 
 
 def _tests(bare: Comparison, measure: str, tail: Tail) -> list[Test]:
@@ -235,11 +236,9 @@ def _remarks(bare: Comparison) -> list[str]:
     what = "volumes" if sliced else "cases"
     small = sorted(s for s in bare.sites if sum(site == s for site, _ in scans) < 5)
     if small:
-        who = ", ".join(small)
-        if len(small) > 4:
-            who = f"{len(small)} of {len(bare.sites)} hospitals ({', '.join(small[:3])} and {len(small) - 3} more)"
         remarks.append(
-            f"{who} {'has' if len(small) == 1 else 'have'} fewer than five {what} here, too few for a reliable mean."
+            f"{listed(small, len(bare.sites))} {'has' if len(small) == 1 else 'have'} fewer than five {what} here, too "
+            "few for a reliable mean."
         )
     if bare.methods[0].first.split == "validation":
         remarks.append("The best round was chosen on these cases, so the scores are too good.")
@@ -260,46 +259,21 @@ def _remarks(bare: Comparison) -> list[str]:
 
 def tables(comparison: Comparison) -> list[Grid]:
     """Return the tables in the order of a paper: overview, hospitals, tests, empty masks."""
-    if comparison.main == "accuracy":
-        return [
-            with_effort(_classes(comparison), comparison.methods),
-            _hospitals(comparison, "accuracy"),
-            _fair(comparison),
-            *subgroups.tables(comparison),
-            *_tested(comparison),
-            *answers(comparison.asked),
-            *_selected(comparison),
-            *_averaged(comparison),
-        ]
-    grids = [with_effort(_overview(comparison), comparison.methods), _hospitals(comparison, "dice")]
-    if "hd95" in comparison.measures:
-        grids += [_hospitals(comparison, "hd95"), _more(comparison)]
-    grids += [
+    main, far = comparison.main, "hd95" in comparison.measures
+    scores = _classes(comparison) if main == "accuracy" else _overview(comparison)
+    return [
+        with_effort(scores, comparison.methods),
+        _hospitals(comparison, main),
+        *([_hospitals(comparison, "hd95"), _more(comparison)] if far else []),
         _fair(comparison),
         *subgroups.tables(comparison),
         *_tested(comparison),
         *answers(comparison.asked),
         *_selected(comparison),
+        *averages.best_mean_of_cases(comparison.trained),
+        *averages.tables(comparison.methods, _split(comparison)),
+        *([_empties(comparison)] if far else []),
     ]
-    grids += _averaged(comparison)
-    return [*grids, _empties(comparison)] if "hd95" in comparison.measures else grids
-
-
-def _averaged(comparison: Comparison) -> list[Grid]:
-    best = averages.best_mean_of_cases(comparison.trained)
-    return [*best, *averages.tables(comparison.methods, _split(comparison))]
-
-
-def _unit(comparison: Comparison, measure: str) -> str:
-    return (
-        f"{about(measure).title} ({comparison.unit})"
-        if about(measure).distance and comparison.unit
-        else about(measure).title
-    )
-
-
-def _digits(measure: str) -> int:
-    return 2 if about(measure).distance else 3
 
 
 def _overview(comparison: Comparison) -> Grid:
@@ -308,7 +282,7 @@ def _overview(comparison: Comparison) -> Grid:
     several = len(labels) > 1
     seeds = max(len(m.spread(comparison.main, comparison.policy)) for m in comparison.methods) > 1
     head = ["method", "Dice", *(f"Dice {k}" for k in labels if several)]
-    head += [_unit(comparison, "hd95")] if distance else []
+    head += [comparison.title("hd95")] if distance else []
     head += ["over seeds"] if seeds else []
     lines = []
     for m in comparison.methods:
@@ -338,7 +312,7 @@ def _split(comparison: Comparison) -> str:
 
 def _hospitals(comparison: Comparison, measure: str) -> Grid:
     """Return the mean of every hospital under every method; the longer of the two lists stands in the rows."""
-    digits, better = _digits(measure), about(measure).better
+    digits, better = about(measure).digits, about(measure).better
     unseen = comparison.methods[0].first.unseen
     shown = {s: f"{s} (unseen)" if s in unseen else s for s in comparison.sites}
     cells = {
@@ -347,7 +321,7 @@ def _hospitals(comparison: Comparison, measure: str) -> Grid:
         for s in (*comparison.sites, None)
     }
     counts = {s: len(comparison.methods[0].of(s, comparison.main, comparison.policy)) for s in comparison.sites}
-    title = f"{_unit(comparison, measure)} hospital by hospital"
+    title = f"{comparison.title(measure)} hospital by hospital"
     note = f"Mean ± standard deviation over the {_split(comparison)} cases of a hospital"
     note += "; the best of each is marked." if len(comparison.methods) > 1 else "."
     if len(comparison.methods) > len(comparison.sites):
@@ -356,42 +330,29 @@ def _hospitals(comparison: Comparison, measure: str) -> Grid:
         lines = [Line((name(m.name), *(cells[m.name, s] for s in columns))) for m in comparison.methods]
         return Grid(f"hospitals_{measure}", title, head, mark_best(lines, [0, *[better] * len(columns)]), note)
     head = ("hospital", "cases", *(m.name for m in comparison.methods))
-    lines = [
-        _across(shown[s] if s else "all", counts[s] if s else sum(counts.values()), s, cells, comparison, better)
-        for s in (*comparison.sites, *[None] * (len(comparison.sites) > 1))
-    ]
+    lines = []
+    for s in (*comparison.sites, *[None] * (len(comparison.sites) > 1)):
+        first = (name(shown[s]), number(counts[s], "d")) if s else (name("all"), number(sum(counts.values()), "d"))
+        row = with_best([cells[m.name, s] for m in comparison.methods], better)
+        lines.append(Line((*first, *row), "" if s else "total"))
     return Grid(f"hospitals_{measure}", title, head, tuple(lines), note)
-
-
-def _across(
-    title: str,
-    count: int,
-    site: str | None,
-    cells: dict[tuple[str, str | None], Cell],
-    comparison: Comparison,
-    better: int,
-) -> Line:
-    """Return a row in which the best cell is marked."""
-    row = [cells[m.name, site] for m in comparison.methods]
-    return Line((name(title), number(count, "d"), *with_best(row, better)), "" if site else "total")
 
 
 def _more(comparison: Comparison) -> Grid:
     """Return the measures other than Dice and HD95."""
     rest = [k for k in comparison.measures if k not in ("dice", "hd95")]
-    lines = [Line((name(m.name), *(_wide(comparison, m, k) for k in rest))) for m in comparison.methods]
+    lines = [
+        Line((name(m.name), *(spread(comparison.all_of(m, k), about(k).digits) for k in rest)))
+        for m in comparison.methods
+    ]
     tolerance = {m.first.evaluation.about["tolerance"] for m in comparison.methods if m.first.evaluation}
     note = (
         "Mean ± standard deviation over cases of the mean over labels. ASSD: average symmetric surface distance. "
         f"NSD: share of both surfaces within {', '.join(f'{t:g}' for t in sorted(tolerance))} "
         f"{comparison.unit or 'of the files’ unit'} of the other. Specificity counts the voxels of the prepared image."
     )
-    head = ("method", *(_unit(comparison, k) for k in rest))
+    head = ("method", *(comparison.title(k) for k in rest))
     return Grid("measures", "Other measures", head, mark_best(lines, [0, *(about(k).better for k in rest)]), note)
-
-
-def _wide(comparison: Comparison, method: Method, measure: str) -> Cell:
-    return spread(comparison.all_of(method, measure), _digits(measure))
 
 
 def _fair(comparison: Comparison) -> Grid:
@@ -413,15 +374,9 @@ def _tested(comparison: Comparison) -> list[Grid]:
     grids = []
     for measure in dict.fromkeys(t.measure for t in comparison.tests):
         tests = [t for t in comparison.tests if t.measure == measure]
-        digits = _digits(measure)
         lines = []
         for t in tests:
-            gain = Cell(f"{t.difference:+.{digits}f} [{t.low:+.{digits}f}, {t.high:+.{digits}f}]", t.difference)
-            cells = (
-                name(t.method), gain, number(t.effect, "+.2f"), p_value(t.p), p_value(t.adjusted, " *" * t.significant),
-                Cell("{} / {} / {}".format(*t.cases_won), t.cases_won[0]),
-                Cell("{} / {} / {}".format(*t.hospitals_won), t.hospitals_won[0]),
-            )  # fmt: skip
+            cells = (name(t.method), *outcome(t), Cell("{} / {} / {}".format(*t.hospitals_won), t.hospitals_won[0]))
             lines.append(Line(cells))
         head = (
             "method", f"gain in {about(measure).title} [95 %]", "effect", "p", "p (Holm)", "cases + / = / −",
@@ -547,8 +502,7 @@ def summary(comparison: Comparison) -> list[str]:
     main = [t for t in comparison.tests if t.measure == comparison.main]
     better = [t.method for t in main if t.significant and t.effect > 0]
     worse = [t.method for t in main if t.significant and t.effect < 0]
-    outcome = []
-    outcome += [f"better: {', '.join(better)}"] if better else []
+    outcome = [f"better: {', '.join(better)}"] if better else []
     outcome += [f"worse: {', '.join(worse)}"] if worse else []
     rest = len(main) - len(better) - len(worse)
     outcome += [f"no significant difference: {rest} method{'s' * (rest != 1)}"] if rest else []

@@ -111,8 +111,9 @@ def with_effort(scores: Grid, methods: Sequence[Method]) -> Grid:
 def _unequal(methods: Sequence[Sequence[Cost]]) -> str:
     """Return the ranges of rounds, steps and bytes that differ between methods, as the end of a sentence."""
     uneven = []
-    for what, of, text in (("rounds", _rounds, _whole), ("steps", _steps, _whole), ("bytes", _sent, _bytes)):
-        values = [fmean(map(of, each)) for each in methods]
+    means = [(fmean(c.rounds for c in x), fmean(c.steps for c in x), fmean(map(_sent, x))) for x in methods]
+    kinds = (("rounds", _whole), ("steps", _whole), ("bytes", _bytes))
+    for (what, text), values in zip(kinds, zip(*means, strict=True), strict=True):
         if max(values) > ALIKE * min(values):
             uneven.append(f"{what} {text(min(values)).text.replace('–', '0')} to {text(max(values)).text}")
     if len(methods) < 2:
@@ -120,14 +121,6 @@ def _unequal(methods: Sequence[Sequence[Cost]]) -> str:
     if not uneven:
         return "; rounds, steps and bytes are equal for all methods"
     return f"; unequal between methods: {', '.join(uneven)}"
-
-
-def _rounds(run: Cost) -> int:
-    return run.rounds
-
-
-def _steps(run: Cost) -> int:
-    return run.steps
 
 
 def _sent(run: Cost) -> int:

@@ -7,6 +7,7 @@ a page can hide it.
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
+from statistics import stdev
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ DASHES = ("-", "--", ":", "-.")
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++")
 FEW = 5  # entries of a legend above the axes
 WIDE = 7.2  # inches
+INK = "#1c2430"
+DOTS = 2000  # more dots are drawn as pixels, so that the page stays small
 METHOD = "method:"  # begins the id of what belongs to a method; methods.js knows it
 
 
@@ -122,6 +125,44 @@ def unformatted(text: str) -> str:
     """Escape a name for matplotlib: a dollar sign starts a formula, a leading underscore hides a line."""
     escaped = text.replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows, from below, with a faint line through each."""
+    axes.set_yticks(range(len(names)), [unformatted(n) for n in names], fontsize=9)
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    axes.grid(axis="y", color="#eeeeee")
+    axes.set_axisbelow(True)
+
+
+def outline(axes: Axes, masks: Sequence[np.ndarray], colours: Sequence[str], width: float) -> None:
+    """Draw the outlines of masks; every second one is dashed and on top, so that coinciding outlines show."""
+    limits = axes.axis()
+    for k, mask in enumerate(masks):
+        if mask.any():  # padded, so that outlines close at the border
+            x, y = (np.arange(-1, n + 1) for n in mask.shape[::-1])
+            look = {"colors": colours[k], "linestyles": ("-", "--")[k % 2], "zorder": 2 + k % 2}
+            axes.contour(x, y, np.pad(mask, 1), levels=[0.5], linewidths=width, **look)
+    axes.axis(limits)
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation, for an error bar; 0 of one value."""
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+def strip(axes: Axes, row: int, values: np.ndarray, colour: str, pixels: bool) -> None:
+    """Draw the values as jittered dots, with the quartiles and the median."""
+    beside = np.random.default_rng(0).uniform(-0.24, 0.24, len(values))
+    axes.plot(values, row + beside, "o", ms=3.2, mew=0, alpha=0.4, color=colour, rasterized=pixels)
+    quartiles(axes, row, values)
+
+
+def quartiles(axes: Axes, row: int, values: np.ndarray) -> None:
+    """Draw a line from the first quartile to the third, and a mark at the median."""
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+    axes.plot((low, high), (row, row), color=INK, lw=1.6, solid_capstyle="butt")
+    axes.plot((middle, middle), (row - 0.3, row + 0.3), color=INK, lw=2, solid_capstyle="butt")
 
 
 def pictures(rows: Sequence[tuple[str, Mapping[str, np.ndarray]]], width: float, height: float) -> Figure:

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from polysite.engines.record import RoundRecord
 from polysite.report.drawing import (
     FEW,
     MARKERS,
@@ -28,7 +31,8 @@ from polysite.report.figure_files import draw
 from polysite.report.names import shorten
 from polysite.report.runs import Method, Summary
 
-Curve = tuple[Sequence[int], Sequence[float]]  # rounds, counted from 1, and values
+Curve = tuple[Sequence[float], Sequence[float]]  # rounds, counted from 1, and values
+Lines = Mapping[str, Curve]  # by name
 FEW_LINES = 7  # hospitals that have lines of their own; more are rows of a heat map
 MOST_PANELS = 6  # heat maps of weights
 
@@ -39,7 +43,7 @@ def curves(methods: Sequence[Method]) -> str:
     for k, method in enumerate(methods):
         mark = tag(method.name)
         rounds, scores = method.curve(lambda run: run.curve)
-        axes.plot(rounds, scores, dashes(k), color=colour(k), lw=1.8, label=unformatted(method.name), **mark)
+        _line(axes, k, (rounds, scores), method.name, lw=1.8, **tag(method.name))
         for begin in method.first.begins:
             axes.axvline(begin - 0.5, color=colour(k), lw=0.9, ls=":", **mark)
         for run in method.runs:
@@ -60,9 +64,9 @@ def site_curves(methods: Sequence[Method]) -> str:
     figure, made = panels(sites, 2.1)
     for site, axes in made:
         for k, method in enumerate(methods):
-            rounds, scores = method.curve(partial(Summary.site_curve, site=site))
-            look: dict[str, Any] = {"color": colour(k), "lw": 1.3, "label": unformatted(method.name)}
-            axes.plot(rounds, scores, dashes(k), **look, **tag(method.name))
+            _line(
+                axes, k, method.curve(partial(Summary.site_curve, site=site)), method.name, lw=1.3, **tag(method.name)
+            )
         axes.set_ylim(0, 1)
         count_rounds(axes, label=False)
     name_axes(made, "round", f"{_measure(methods)}, validation")
@@ -80,9 +84,7 @@ def progress(methods: Sequence[Method]) -> str:
     figure, made = panels(list(named), 2.0)
     for what, axes in made:
         for k, method in enumerate(methods):
-            rounds, values = named[what](method.first)
-            look: dict[str, Any] = {"color": colour(k), "lw": 1.4, "label": unformatted(method.name)}
-            axes.plot(rounds, values, dashes(k), **look, **tag(method.name))
+            _line(axes, k, named[what](method.first), method.name, **tag(method.name))
         axes.set_ylim(bottom=0)
         count_rounds(axes, label=False)
     name_axes(made, "round", "")
@@ -92,13 +94,7 @@ def progress(methods: Sequence[Method]) -> str:
 
 def site_losses(method: Method) -> str | None:
     """Draw the training loss of every hospital by round: lines for few hospitals, a heat map for many."""
-    lines: dict[str, tuple[list[int], list[float]]] = {}
-    for record in method.first.records:
-        for site, found in record.sites.items():
-            if found.steps and found.loss is not None:
-                rounds, values = lines.setdefault(site, ([], []))
-                rounds.append(record.round + 1)
-                values.append(found.loss)
+    lines = _by_name(method.first, lambda r: {i: s.loss for i, s in r.sites.items() if s.steps and s.loss is not None})
     return _by_site([("", lines)], "training loss") if lines else None
 
 
@@ -108,8 +104,7 @@ def times(methods: Sequence[Method], hours: Callable[[Summary], Sequence[float]]
     for k, method in enumerate(methods):
         rounds, scores = method.curve(lambda run: run.curve)
         _, clock = method.curve(lambda run: (list(range(1, len(run.records) + 1)), list(hours(run))))
-        at = [clock[r - 1] for r in rounds]
-        axes.plot(at, scores, dashes(k), color=colour(k), lw=1.8, label=unformatted(method.name), **tag(method.name))
+        _line(axes, k, ([clock[r - 1] for r in rounds], scores), method.name, lw=1.8, **tag(method.name))
     axes.set_xlabel("simulated hours")
     axes.set_ylabel(f"{_measure(methods)}, validation cases")
     axes.set_ylim(bottom=0)
@@ -156,9 +151,9 @@ def shares(methods: Sequence[Method]) -> str | None:
     Of many hospitals, the weights of the first ``MOST_PANELS`` different methods are drawn.
     """
     alike: dict[str, list[str]] = {}
-    series: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
+    series: dict[str, Lines] = {}
     for method in methods:
-        lines = _by_name(method.first, "shares")
+        lines = _by_name(method.first, attrgetter("shares"))
         if lines:
             key = repr([(s, [round(v, 3) for v in values]) for s, (_, values) in sorted(lines.items())])
             alike.setdefault(key, []).append(method.name)
@@ -170,56 +165,45 @@ def shares(methods: Sequence[Method]) -> str | None:
 
 def diagnostics(methods: Sequence[Method]) -> str | None:
     """Draw the diagnostics of the algorithms by round, a panel per quantity."""
-    known: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
+    known: dict[str, dict[str, Curve]] = {}
     for method in methods:
-        for what, line in _by_name(method.first, "diagnostics").items():
+        for what, line in _by_name(method.first, attrgetter("diagnostics")).items():
             known.setdefault(what, {})[method.name] = line
     if not known:
         return None
-    figure, made = panels(list(known), 2.0)
     names = [m.name for m in methods if any(m.name in lines for lines in known.values())]
-    for what, axes in made:
-        for name, (x, y) in known[what].items():
-            k = names.index(name)
-            look: dict[str, Any] = {
-                "marker": "o" if len(x) == 1 else "",
-                "color": colour(k),
-                "lw": 1.4,
-                "label": unformatted(name),
-            }
-            axes.plot(x, y, dashes(k), **look, **tag(name))
-        count_rounds(axes, label=False)
-    name_axes(made, "round", "")
-    legend(figure, dict(entry for _, axes in made for entry in entries(axes)), below=True)
-    return draw(figure)
+    return _panels_of_lines(list(known.items()), names, "", 2.0, {})
 
 
-def _by_site(
-    named: Sequence[tuple[str, Mapping[str, tuple[list[int], list[float]]]]], what: str, top: float | None = None
-) -> str:
+def _by_site(named: Sequence[tuple[str, Lines]], what: str, top: float | None = None) -> str:
     """Draw a value of every hospital by round, a panel for each title; many hospitals are rows of heat maps."""
     sites = sorted({s for _, lines in named for s in lines})
     if len(sites) > FEW_LINES:
         return _heat_maps(named[:MOST_PANELS], sites, what)
-    figure, made = panels([title for title, _ in named], 2.2 if len(named) == 1 else 2.0)
+    return _panels_of_lines(named, sites, what, 2.2 if len(named) == 1 else 2.0, {"bottom": 0, "top": top})
+
+
+def _panels_of_lines(
+    named: Sequence[tuple[str, Lines]], names: Sequence[str], what: str, height: float, ends: Mapping[str, Any]
+) -> str:
+    """Draw a panel for each title, with a line per name; only lines of methods are tagged."""
+    figure, made = panels([title for title, _ in named], height)
     for (_, axes), (_, lines) in zip(made, named, strict=True):
-        for k, site in enumerate(sites):
-            if site in lines:
-                x, y = lines[site]
-                mark = "o" if len(x) == 1 else ""
-                axes.plot(x, y, dashes(k), marker=mark, color=colour(k), lw=1.4, label=unformatted(site))
-        axes.set_ylim(0, top)
+        for k, name in enumerate(names):
+            if name in lines:
+                dot = "o" if len(lines[name][0]) == 1 else ""
+                _line(axes, k, lines[name], name, marker=dot, **({} if ends else tag(name)))
+        if ends:
+            axes.set_ylim(**ends)
         count_rounds(axes, label=False)
     name_axes(made, "round", what)
     legend(figure, dict(entry for _, axes in made for entry in entries(axes)), below=True)
     return draw(figure)
 
 
-def _heat_maps(
-    named: Sequence[tuple[str, Mapping[str, tuple[list[int], list[float]]]]], sites: Sequence[str], what: str
-) -> str:
+def _heat_maps(named: Sequence[tuple[str, Lines]], sites: Sequence[str], what: str) -> str:
     """Draw a row per hospital and a column per round; all maps have one colour scale."""
-    last = max(max(x) for _, lines in named for x, _ in lines.values())
+    last = int(max(max(x) for _, lines in named for x, _ in lines.values()))
     high = max(max(y) for _, lines in named for _, y in lines.values())
     short = shorten(sites, 34)
     figure = Figure((WIDE, (0.75 + 0.17 * len(sites)) * len(named)), layout="constrained")
@@ -262,15 +246,20 @@ def _minutes(run: Summary) -> Curve:
     return [r.round + 1 for r in run.records], [s / 60 for s in accumulate(run.round_seconds)]
 
 
-def _by_name(run: Summary, what: str) -> dict[str, tuple[list[int], list[float]]]:
+def _by_name(run: Summary, of: Callable[[RoundRecord], Mapping[str, float]]) -> Lines:
     """Return named numbers of the records as curves."""
     curves: dict[str, tuple[list[int], list[float]]] = {}
     for record in run.records:
-        for name, value in getattr(record, what).items():
+        for name, value in of(record).items():
             rounds, values = curves.setdefault(name, ([], []))
             rounds.append(record.round + 1)
             values.append(value)
     return curves
+
+
+def _line(axes: Axes, k: int, line: Curve, name: str, lw: float = 1.4, **look: Any) -> None:
+    """Draw the k-th of several lines."""
+    axes.plot(*line, dashes(k), color=colour(k), lw=lw, label=unformatted(name), **look)
 
 
 def _names(names: Sequence[str]) -> str:

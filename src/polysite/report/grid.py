@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean, stdev
 
 from rich import box
@@ -130,6 +131,15 @@ class Grid:
                 *(f"[bold]{escape(c.text)}[/]" if c.best else escape(c.text) for c in line.cells), style=style
             )
         return table
+
+
+def write_tables(folder: Path, grids: Sequence[Grid], words: str) -> None:
+    """Write tables as ``tables.md``, below some words, as ``tables.tex`` and as NAME.csv."""
+    body = "\n".join(g.markdown() for g in grids)
+    (folder / "tables.md").write_text(f"{words}\n\n{body}", encoding="utf-8")
+    (folder / "tables.tex").write_text("\n".join(g.latex() for g in grids), encoding="utf-8")
+    for grid in grids:
+        (folder / f"{grid.name}.csv").write_text(grid.csv(), encoding="utf-8")
 
 
 def name(text: str) -> Cell:

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from polysite.metrics.measures import about
 from polysite.report.compare import Comparison
-from polysite.report.drawing import WIDE, colour, entries, filling, legend, marker, new, tag, unformatted
+from polysite.report.drawing import WIDE, colour, entries, filling, legend, marker, name_rows, new, tag, unformatted
 from polysite.report.figure_files import draw
 from polysite.report.names import shorten
 from polysite.report.runs import Method
@@ -73,7 +73,7 @@ def _methods(comparison: Comparison, measure: str) -> str:
     for y, m in enumerate(ranked):
         values = comparison.all_of(m, measure)
         axes.errorbar(_mean(values), y, xerr=_error(values), fmt="|", color="black", ms=11, mew=2, lw=1.2, capsize=0)
-    _rows(axes, [m.name for m in ranked])
+    name_rows(axes, [m.name for m in ranked])
     _scale(axes, comparison, measure, "x")
     legend(figure, dict(entries(axes)), below=True)
     return draw(figure)
@@ -93,7 +93,7 @@ def _sites(comparison: Comparison, measure: str) -> str:
         )  # fmt: skip
     axes.axhline(0.5, color="#999999", lw=0.8)
     short = shorten(comparison.sites, LONGEST)
-    _rows(axes, [short[s] if s else "all" for s in sites])
+    name_rows(axes, [short[s] if s else "all" for s in sites])
     _scale(axes, comparison, measure, "x")
     legend(figure, dict(entries(axes)), below=several > 3)
     return draw(figure)
@@ -158,17 +158,8 @@ def _best_first(comparison: Comparison, measure: str) -> list[str]:
     return sorted(comparison.sites, key=lambda s: (-sign * mean(s), s))
 
 
-def _rows(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows, from below."""
-    axes.set_yticks(range(len(names)), [unformatted(n) for n in names], fontsize=9)
-    axes.set_ylim(-0.6, len(names) - 0.4)
-    axes.grid(axis="y", color="#eeeeee")
-    axes.set_axisbelow(True)
-
-
 def _label(comparison: Comparison, measure: str) -> str:
-    unit = f" ({comparison.unit})" if about(measure).distance and comparison.unit else ""
-    return f"{about(measure).title}{unit}, {comparison.methods[0].first.split} cases"
+    return f"{comparison.title(measure)}, {comparison.methods[0].first.split} cases"
 
 
 def _scale(axes: Axes, comparison: Comparison, measure: str, axis: str) -> None:

@@ -1,4 +1,4 @@
-"""Progress of what is counted, on standard error: a bar, below a table in a search, or plain lines in a file."""
+"""Progress on standard error: a bar below a table of what is compared, or plain lines in a file."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -94,7 +94,7 @@ def board(what: str, total: int | None, quiet: bool) -> Iterator[Any]:
             yield shown
         return
     lines = PlainProgress(console)
-    task = lines.add_task(what, total=total)
+    task = lines.add_task(what, total)
     try:
         yield lambda note, done=1, running=None, standings=None: lines.update(task, advance=done, note=note)
     finally:

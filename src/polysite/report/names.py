@@ -37,6 +37,17 @@ def shorten(names: Sequence[str], most: int) -> dict[str, str]:
     return {name: short[name] for name in names}
 
 
+def listed(sites: Sequence[str], count: int) -> str:
+    """Return the names of some of so many hospitals; of more than four, their number and three names.
+
+    >>> listed(["a", "b"], 9), listed(["a", "b", "c", "d", "e"], 9)
+    ('a, b', '5 of 9 hospitals (a, b, c and 2 more)')
+    """
+    if len(sites) <= 4:
+        return ", ".join(sites)
+    return f"{len(sites)} of {count} hospitals ({', '.join(sites[:3])} and {len(sites) - 3} more)"
+
+
 def _told_apart(names: Sequence[str], most: int, taken: Collection[str]) -> dict[str, str]:
     """Return names that show the words in which they differ, or else names with a number."""
     shared, end = (commonprefix(x) for x in (names, [n[::-1] for n in names]))  # noqa: RUF071  (of letters)

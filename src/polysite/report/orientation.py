@@ -11,7 +11,8 @@ from polysite.data.case import Case
 
 def axes_of(case: Case) -> str:
     """Return the orientation of the axes, such as RAS; empty for a 2D image, which has rows and columns already."""
-    return "" if case.image.ndim == 3 else "".join(aff2axcodes(_affine(case)))
+    affine = np.diag([*case.spacing, 1.0]) if case.affine is None else case.affine
+    return "" if case.image.ndim == 3 else "".join(aff2axcodes(affine))
 
 
 def turned(volumes: np.ndarray, axes: str) -> np.ndarray:
@@ -29,7 +30,3 @@ def turned_size(spacing: Sequence[float], axes: str) -> tuple[float, ...]:
 
 def _turn(axes: str) -> Any:
     return ornt_transform(axcodes2ornt(axes), axcodes2ornt("LPS"))
-
-
-def _affine(case: Case) -> np.ndarray:
-    return np.diag([*case.spacing, 1.0]) if case.affine is None else case.affine

@@ -217,17 +217,11 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     tests = [g for n, g in grids.items() if n.startswith("tests_")]
     if several:
         yield Section("sure", "Are the differences statistically significant?", tuple(tests))
-    if "asked" in grids:
-        yield Section("asked", "Questions", (replace(grids["asked"], title=""),))
-    if "best_rounds" in grids:
-        yield Section("rounds", "Best round of every hospital", (replace(grids["best_rounds"], title=""),))
-    if "best_mean" in grids:
-        yield Section("peeked", "The “best mean” of some papers", (replace(grids["best_mean"], title=""),))
-    if "averages" in grids:
-        title = grids["averages"].title
-        yield Section("averages", title, (replace(grids["averages"], title=""),))
-    if "fairness" in grids and len(comparison.sites) > 1:
-        yield Section("fair", "Fairness between hospitals", (replace(grids["fairness"], title=""),))
+    even = [("fair", "fairness")] if len(comparison.sites) > 1 else []
+    rest = [("asked", "asked"), ("rounds", "best_rounds"), ("peeked", "best_mean"), ("averages", "averages"), *even]
+    for place, key in rest:
+        if key in grids:
+            yield Section(place, grids[key].title, (replace(grids[key], title=""),))
     by_group = [g for n, g in grids.items() if n.startswith("subgroups_")]
     if by_group:
         yield Section("subgroups", "Results by subgroup", tuple(by_group))
@@ -245,13 +239,10 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
 
 
 def _predicting(methods: Sequence[Method]) -> Iterator[Section]:
-    """Yield the members of ensembles with their weights, and the cleaning of masks that runs chose."""
+    """Yield the members of ensembles with their weights."""
     members = [predicting.members(m.name, m.first.ensemble) for m in methods if m.first.ensemble]
     if members:
         yield Section("members", "Members of the ensemble", tuple(members))
-    cleaned = [predicting.cleaning(m.name, m.first.cleaning) for m in methods if m.first.cleaning]
-    if cleaned:
-        yield Section("cleaning", "Cleaning of masks", tuple(cleaned))
 
 
 def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:

@@ -163,14 +163,8 @@ def answers(asked: Sequence[Answer]) -> list[Grid]:
         return []
     lines = []
     for question, t in ((a.question, a.test) for a in asked):
-        digits = 2 if about(t.measure).distance else 3
-        cells = (
-            name(question.text), name(question.tail), number(len(question.sites), "d"), number(t.cases, "d"),
-            Cell(f"{t.difference:+.{digits}f} [{t.low:+.{digits}f}, {t.high:+.{digits}f}]", t.difference),
-            number(t.effect, "+.2f"), p_value(t.p), p_value(t.adjusted, " *" * t.significant),
-            Cell("{} / {} / {}".format(*t.cases_won), t.cases_won[0]),
-        )  # fmt: skip
-        lines.append(Line(cells))
+        asked_for = (name(question.text), name(question.tail), number(len(question.sites), "d"), number(t.cases, "d"))
+        lines.append(Line((*asked_for, *outcome(t))))
     head = ("question", "test", "hospitals", "cases", "gain [95 %]", "effect", "p", "p (Holm)", "cases + / = / −")
     note = (
         "Wilcoxon's signed-rank test, paired by case, on the mean over labels or on the label named. A gain above 0 is "
@@ -179,6 +173,15 @@ def answers(asked: Sequence[Answer]) -> list[Grid]:
         f"{LEVEL:g}."
     )
     return [Grid("asked", "Questions", head, tuple(lines), note)]
+
+
+def outcome(test: Test) -> tuple[Cell, ...]:
+    """Return the cells of a test: gain, effect, p-values, and the cases that are better, equal and worse."""
+    digits = about(test.measure).digits
+    gain = f"{test.difference:+.{digits}f} [{test.low:+.{digits}f}, {test.high:+.{digits}f}]"
+    won = Cell("{} / {} / {}".format(*test.cases_won), test.cases_won[0])
+    adjusted = p_value(test.adjusted, " *" * test.significant)
+    return Cell(gain, test.difference), number(test.effect, "+.2f"), p_value(test.p), adjusted, won
 
 
 def p_value(value: float, star: str = "") -> Cell:

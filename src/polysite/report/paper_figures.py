@@ -7,7 +7,7 @@ segmentation: an extensive benchmark, 2024): sites by decreasing number of cases
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
-from statistics import fmean, stdev
+from statistics import fmean
 from textwrap import wrap
 from typing import Any
 
@@ -21,20 +21,20 @@ from polysite.metrics.measures import about
 from polysite.report import axes_figures, example_cases
 from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison
-from polysite.report.drawing import COLOURS, WIDE, filling, unformatted
+from polysite.report.drawing import COLOURS, INK, WIDE, deviation, filling, new, unformatted
 from polysite.report.figure_files import Picture, draw
 from polysite.report.names import cut, shorten
 from polysite.report.page import Options, cluster_pictures
 from polysite.report.runs import Method
 from polysite.report.viewer import COLOURS as LABEL_COLOURS
-from polysite.report.viewer import Shown, trim
+from polysite.report.viewer import Shown, axes_at, shortened, trim
 
 FULL = 6  # methods in one panel of bars
 LETTERS = 25  # of a name below or beside an axis
 REPEATED = 2  # methods that every panel repeats, at most
 LABELS = 4  # panels of box plots in a row
 COLUMNS = 7  # methods beside the ground truth of a chosen case
-UNKNOWN, GREY, INK = "#c4c9d0", "#8a93a0", "#1c2430"
+UNKNOWN, GREY = "#c4c9d0", "#8a93a0"
 Draw = Callable[[Comparison, Options], list[Picture]]
 
 
@@ -87,14 +87,12 @@ def _bars(comparison: Comparison, methods: Sequence[Method]) -> Figure:
     counts = comparison.find(comparison.reference).sizes
     short = shorten([s for s in sites if s], LETTERS)
     named = [f"{short[s]} ({counts.get(s, 0)})" if s else "all" for s in sites]
-    size = max(WIDE, 0.06 * len(sites) * len(methods) + 0.8), 2.9 + _depth(named)
-    figure = Figure(size, layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = new(max(WIDE, 0.06 * len(sites) * len(methods) + 0.8), 2.9 + _depth(named))
     width, top = 0.82 / len(methods), 1.0
     for k, method in enumerate(methods):
         values = [method.of(s, comparison.main, comparison.policy) for s in sites]
         means = [fmean(v) if v else np.nan for v in values]
-        errors = [_deviation(v) for v in values]
+        errors = [deviation(v) for v in values]
         top = max([top, *(m + e for m, e in zip(means, errors, strict=True) if m == m)])
         x = np.arange(len(sites)) + (k - (len(methods) - 1) / 2) * width
         look: dict[str, Any] = {"lw": 0.8, "capsize": 1.5, "capthick": 0.8, "ecolor": "#444"}
@@ -109,7 +107,6 @@ def _bars(comparison: Comparison, methods: Sequence[Method]) -> Figure:
     axes.grid(axis="y", color="#eceff2")
     axes.set_axisbelow(True)
     axes.set_ylabel(f"{about(comparison.main).title}, mean ± SD")
-    axes.spines[["top", "right"]].set_visible(False)
     if len(methods) > 1:
         figure.legend(
             *axes.get_legend_handles_labels(), loc="outside upper center", ncols=min(3, len(methods)), frameon=False,
@@ -151,10 +148,8 @@ def groups(comparison: Comparison, options: Options) -> list[Picture]:
     sites = sorted(counts, key=lambda s: (-sum(counts[s].values()), s))
     names = sorted({g for groups in counts.values() for g in groups if g})
     names += [""] if any("" in groups for groups in counts.values()) else []
-    figure = Figure(
-        (max(WIDE, 0.34 * len(sites) + 1.0), 2.6 + _depth(list(shorten(sites, LETTERS).values()))), layout="constrained"
-    )
-    axes = figure.add_subplot()
+    short = list(shorten(sites, LETTERS).values())
+    figure, axes = new(max(WIDE, 0.34 * len(sites) + 1.0), 2.6 + _depth(short))
     below = np.zeros(len(sites))
     for k, group in enumerate(names):
         height = np.array([counts[s].get(group, 0) for s in sites], float)
@@ -163,10 +158,9 @@ def groups(comparison: Comparison, options: Options) -> list[Picture]:
         below += height
     for x, total in enumerate(below):
         axes.annotate(f"{total:.0f}", (x, total), (0, 2), textcoords="offset points", ha="center", fontsize=8)
-    _name_sites(axes, list(shorten(sites, LETTERS).values()))
+    _name_sites(axes, short)
     axes.set_ylabel("cases")
     axes.set_xlim(-0.6, len(sites) - 0.4)
-    axes.spines[["top", "right"]].set_visible(False)
     known = names != [""]
     if known:
         axes.legend(frameon=False, fontsize=9)
@@ -200,17 +194,16 @@ def volumes(comparison: Comparison, options: Options) -> list[Picture]:
             scale = evaluation.about["voxel"][site][case] / 1000 if litres else 1.0
             sizes |= {(site, case, label): row["truth"] * scale for label, row in of.items()}
     sites, labels = comparison.sites_by_size, reference.first.labels
-    figure = Figure(
-        (max(WIDE, 0.34 * len(sites) + 1.0), 1.7 * len(labels) + _depth(list(shorten(sites, LETTERS).values()))),
-        layout="constrained",
-    )
+    short = list(shorten(sites, LETTERS).values())
+    size = max(WIDE, 0.34 * len(sites) + 1.0), 1.7 * len(labels) + _depth(short)
+    figure = Figure(size, layout="constrained")
     for k, label in enumerate(labels):
         axes = figure.add_subplot(len(labels), 1, k + 1)
         _boxes(axes, [[v for (s, _, n), v in sizes.items() if (s, n) == (site, label)] for site in sites], True)
         last = k == len(labels) - 1
         axes.set_xticks(range(1, len(sites) + 1), [""] * len(sites))
         if last:
-            _name_sites(axes, list(shorten(sites, LETTERS).values()), 1)
+            _name_sites(axes, short, 1)
         axes.set_title(unformatted(label), fontsize=10, loc="left")
         axes.set_ylabel("mL" if litres else "voxels", fontsize=9)
         axes.set_xlim(0.4, len(sites) + 0.6)
@@ -249,19 +242,14 @@ def _case(case: Shown, methods: Sequence[str]) -> Figure:
     ratio = min(1.4, case.truth.shape[1] * case.pixel[0] / (case.truth.shape[2] * case.pixel[1]))
     panel = max(0.85, min(1.35, 9.5 / (1 + len(columns))))
     rows = max(len(case.modalities), len(case.labels))
-    heads = ["\n".join(wrap(_cut(n, int(40 * panel)), max(6, int(13 * panel)))) for n in columns]
+    heads = ["\n".join(wrap(shortened(n, int(40 * panel)), max(6, int(13 * panel)))) for n in columns]
     head = 0.15 * (1 + max(h.count("\n") for h in heads)) + 0.1
     width, height = (1 + len(columns)) * (panel + 0.05) + 0.05, head + rows * (panel * ratio + 0.05)
     figure = Figure((width, height))
 
     def place(column: int, row: int) -> Axes:
         left, top = 0.05 + column * (panel + 0.05), head + row * (panel * ratio + 0.05)
-        axes = figure.add_axes(
-            (left / width, 1 - (top + panel * ratio) / height, panel / width, panel * ratio / height),
-            xticks=[], yticks=[], facecolor="black",
-        )  # fmt: skip
-        axes.spines[:].set_visible(False)
-        return axes
+        return axes_at(figure, (left, top, panel, panel * ratio))
 
     for row, modality in enumerate(case.modalities):
         _picture(place(0, row), case, case.image[row, case.start], modality)
@@ -284,7 +272,7 @@ def _picture(axes: Axes, case: Shown, pixels: np.ndarray, text: str) -> None:
     if text:
         behind = {"facecolor": "black", "edgecolor": "none", "alpha": 0.6, "pad": 1.2}
         look: dict[str, Any] = {"color": "white", "fontsize": 7, "va": "top", "bbox": behind, "parse_math": False}
-        axes.text(0.03, 0.97, _cut(text, 14), transform=axes.transAxes, **look)
+        axes.text(0.03, 0.97, shortened(text, 14), transform=axes.transAxes, **look)
 
 
 def _coloured(case: Shown, mask: np.ndarray, label: int) -> np.ndarray:
@@ -293,11 +281,6 @@ def _coloured(case: Shown, mask: np.ndarray, label: int) -> np.ndarray:
     inside = (mask[case.start] >> label & 1).astype(bool)
     grey[inside] = 255 * np.array(to_rgb(LABEL_COLOURS[label % len(LABEL_COLOURS)]))
     return grey.astype(np.uint8)
-
-
-def clusters(comparison: Comparison, options: Options) -> list[Picture]:
-    """Draw the cases by principal components and by t-SNE, coloured by hospital and by cluster."""
-    return cluster_pictures(comparison.trained)
 
 
 def scans(comparison: Comparison, options: Options) -> list[Picture]:
@@ -320,11 +303,6 @@ def scans(comparison: Comparison, options: Options) -> list[Picture]:
         caption = f"Three slices of case {case}{f' of {site}' if site else ''}, every modality. {where}".strip()
         pictures.append(Picture(f"Scan of case {case}", drawing, caption, name=f"scans {case}"))
     return pictures
-
-
-def distance(comparison: Comparison, options: Options) -> list[Picture]:
-    """Draw the loss of every method against every distance between the sites, a point per federation."""
-    return axes_figures.distance(options.federations)
 
 
 def sweep(comparison: Comparison, options: Options) -> list[Picture]:
@@ -362,24 +340,14 @@ def _depth(names: Sequence[str]) -> float:
     return 0.2 + 0.055 * max(map(len, names)) if _slanted(names) else 0.2
 
 
-def _deviation(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
-
-
-def _cut(text: str, most: int) -> str:
-    """Shorten a long name in the middle."""
-    side = max(1, most // 2)
-    return text if len(text) <= most else f"{text[:side]}…{text[-side:]}"
-
-
 PAPER_FIGURES: Mapping[str, Draw] = {
     "bars": bars,
     "boxes": boxes,
     "groups": groups,
     "volumes": volumes,
     "cases": cases,
-    "clusters": clusters,
+    "clusters": lambda comparison, options: cluster_pictures(comparison.trained),
     "scans": scans,
-    "distance": distance,
+    "distance": lambda comparison, options: axes_figures.distance(options.federations),
     "sweep": sweep,
 }

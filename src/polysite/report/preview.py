@@ -3,12 +3,12 @@
 A row shows the modalities of a case with the outlines of its labels; below are histograms of all shown cases.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Protocol
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -18,11 +18,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
+from polysite.config import Study
 from polysite.data.case import Case, CaseRef
-from polysite.data.sources import Source
 from polysite.engines.run_folder import file_name
 from polysite.errors import PolysiteError
-from polysite.report.drawing import COLOURS
+from polysite.report.drawing import COLOURS, outline
 from polysite.report.orientation import axes_of, turned, turned_size
 from polysite.storage import write_file
 
@@ -30,24 +30,6 @@ OUTLINES = tuple(COLOURS[k] for k in (4, 1, 3, 2, 5))  # colours that are visibl
 SAMPLE = 200_000  # voxels of a volume that enter percentiles and histograms
 DPI = 150
 NAMES, PANEL, HISTOGRAM, TITLE, LINE, GAP, SPACE = 1.65, 2.2, 1.2, 0.24, 0.15, 0.1, 0.15  # inches
-
-
-class Study(Protocol):
-    """The part of a study that a sheet needs; studies belong to a layer above."""
-
-    @property
-    def seed(self) -> int:
-        """The seed of phantoms."""
-        ...
-
-    @property
-    def data(self) -> Source:
-        """The data source."""
-        ...
-
-    def cut(self, volumes: Sequence[CaseRef]) -> Mapping[CaseRef, Sequence[CaseRef]]:
-        """Return the cases of every volume: its slices, or itself."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,17 +184,12 @@ def _text(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
 def _head(axes: Axes, heading: Sequence[str], labels: Sequence[str], columns: int, down: float) -> None:
     _text(axes, 0, 1, "\n".join(heading), fontsize=13, fontweight="bold", linespacing=1.2)
     if labels:
-        handles = [Line2D([], [], linewidth=1.5, **_outline(k)) for k in range(len(labels))]
+        looks = [{"color": OUTLINES[k % len(OUTLINES)], "linestyle": ("-", "--")[k % 2]} for k in range(len(labels))]
+        handles = [Line2D([], [], linewidth=1.5, **look) for look in looks]
         place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 1 - down), "borderaxespad": 0}
         legend = axes.legend(handles, labels, ncols=columns, frameon=False, fontsize=9, borderpad=0.1, **place)
         for text in legend.get_texts():
             text.set_parse_math(False)
-
-
-def _outline(label: int) -> dict[str, Any]:
-    """Return the style of an outline; every second label is dashed and on top, so that coinciding outlines show."""
-    dashed = label % 2
-    return {"color": OUTLINES[label % len(OUTLINES)], "linestyle": ("-", "--")[dashed], "zorder": 2 + dashed}
 
 
 def _line(case: int, cases: int) -> dict[str, Any]:
@@ -233,13 +210,7 @@ def _panel(axes: Axes, row: Row, modality: int) -> None:
     if low == high:  # a constant image, such as a mask, on a black background
         low, high = min(0, low), max(0, high)
     axes.imshow(picture, cmap="gray", vmin=low, vmax=high, aspect=row.pixel)
-    limits = axes.axis()
-    x, y = (np.arange(-1, n + 1) for n in picture.shape[::-1])
-    for k, mask in enumerate(row.masks):
-        if mask.any():  # padded, so that outlines close at the border
-            style = {"colors": (s := _outline(k))["color"], "linestyles": s["linestyle"], "zorder": s["zorder"]}
-            axes.contour(x, y, np.pad(mask, 1), levels=[0.5], linewidths=0.9, **style)
-    axes.axis(limits)
+    outline(axes, row.masks, [OUTLINES[k % len(OUTLINES)] for k in range(len(row.masks))], 0.9)
     notes = [(0.03, 0.5, "R", "left"), (0.97, 0.5, "L", "right"), (0.97, 0.03, row.place, "right")] if row.place else []
     if not len(voxels):
         notes.append((0.5, 0.9, "every voxel is zero", "center"))

@@ -5,21 +5,40 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from polysite import config
 from polysite.errors import RunError
 from polysite.report import costs, published
 from polysite.report.compare import Comparison, summary, tables
 from polysite.report.figure_files import write_figures
+from polysite.report.grid import write_tables
 from polysite.report.page import Options, build
-from polysite.report.runs import Method
+from polysite.report.runs import Method, methods, read
 from polysite.storage import draft_folder, vacant, write_file
 
 
-def page(path: Path, methods: Sequence[Method], options: Options = Options(), files: bool = False) -> Path:
-    """Write the page of one run, replacing an existing one; with ``files`` also its figures.
+def run_page(folder: Path, write: bool = True) -> tuple[list[Method], Options]:
+    """Write ``index.html`` of a run into its folder, unless ``write`` is off; return what it shows."""
+    found, assessed = read(folder), folder / "assessment"
+    speeds = config.parse(found.config, where=str(folder / "config.toml")).cost
+    shown, options = methods([found]), Options(speeds=speeds, assessment=assessed if assessed.is_dir() else None)
+    if write:
+        page(folder / "index.html", shown, options)
+    return shown, options
+
+
+def page(
+    path: Path,
+    methods: Sequence[Method],
+    options: Options = Options(),
+    files: bool = False,
+    title: str = "",
+    lead: str = "",
+) -> Path:
+    """Write a page, by default of one run, replacing an existing one; with ``files`` also its figures.
 
     Figures of ``index.html`` go to ``figures/`` beside it, those of ``page.html`` to ``page_figures/``.
     """
-    text = build(f"Results of {methods[0].name}", methods, options)
+    text = build(title or f"Results of {methods[0].name}", methods, options, lead)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -44,11 +63,7 @@ def comparison(
     text = build(title, methods, options)
     with draft_folder(folder, "comparison", private=False) as draft:
         text.write(draft)
-        body = "\n".join(g.markdown() for g in grids)
-        (draft / "tables.md").write_text(f"{words}\n\n{body}", encoding="utf-8")
-        (draft / "tables.tex").write_text("\n".join(g.latex() for g in grids), encoding="utf-8")
-        for grid in grids:
-            (draft / f"{grid.name}.csv").write_text(grid.csv(), encoding="utf-8")
+        write_tables(draft, grids, words)
     return compared
 
 

@@ -132,7 +132,6 @@ class Summary:
     evaluation: Evaluation | None = None
     best_rounds: Mapping[str, int] = field(default_factory=dict)  # of every site, where each has its own
     common: Mapping[str, Scores] = field(default_factory=dict)  # scores if all sites used the model of best_round
-    cleaning: Mapping[str, Any] = field(default_factory=dict)  # of masks, as chosen on validation cases
 
     @cached_property
     def ensemble(self) -> Mapping[str, Any]:
@@ -463,7 +462,7 @@ def read(path: Path, name: str | None = None, evaluation: str | None = None) -> 
         result = folder.result
         split, best = result.split, result.best_round
         scores: Mapping[str, Scores] = {site: cases for site, cases in result.scores.items() if cases}
-        own, common, clean = result.best_rounds, result.common.get(split, {}), result.cleaning
+        own, common = result.best_rounds, result.common.get(split, {})
     except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
         raise RunError(f"the run folder {path} is damaged and cannot be read: {problem!r}") from problem
     measured = read_evaluation(path, evaluation or split)
@@ -472,7 +471,7 @@ def read(path: Path, name: str | None = None, evaluation: str | None = None) -> 
     if evaluation and measured:
         common = common if evaluation == split else {}
         scores, split = _scores_of(measured), evaluation
-    return Summary(path, bare.name, folder.config, versions, records, split, scores, best, measured, own, common, clean)
+    return Summary(path, bare.name, folder.config, versions, records, split, scores, best, measured, own, common)
 
 
 def _scores_of(evaluation: Evaluation) -> dict[str, dict[str, CaseScore]]:

@@ -51,7 +51,7 @@ def _table(
     shown: Sequence[str],
     counts: Mapping[str, int],
 ) -> Grid:
-    digits = 2 if about(measure).distance else 3
+    digits = about(measure).digits
     values = {
         m.name: {
             key: value
@@ -69,8 +69,7 @@ def _table(
         told = test.smallest * len(tests) <= LEVEL
         last = p_value(p, " *" * (p <= LEVEL)) if told else Cell(FEW)
         lines.append(Line((name(method.name), *cells, p_value(test.p) if told else Cell("–"), last)))
-    unit = f" ({comparison.unit})" if about(measure).distance and comparison.unit else ""
-    title = f"{about(measure).title}{unit} by subgroup"
+    title = f"{comparison.title(measure)} by subgroup"
     head = ("method", *(f"{group} ({counts[group]})" for group in shown), "p", "p (Holm)")
     return Grid(
         f"subgroups_{measure}", title, head, tuple(lines), _note(comparison, len(counts) - len(shown), len(tests))

@@ -23,6 +23,10 @@ from polysite.report.names import shorten
 from polysite.report.page import Options
 from polysite.report.runs import Method
 
+FULL = (  # tables that are printed besides the scores
+    "tests_dice", "tests_hd95", "tests_accuracy", "asked", "best_rounds", "averages", "subgroups_dice",
+    "subgroups_accuracy",
+)  # fmt: skip
 MOST_PARTS = 4  # of a table that is printed although it has a file
 
 
@@ -30,29 +34,12 @@ def show(methods: Sequence[Method], options: Options = Options(), full: bool = F
     """Print the scores of every hospital and a summary; with ``full`` also tests and costs."""
     comparison = options.compare(methods)
     console = Console(highlight=False)
-    grids = tables(comparison)
-    names = (
-        "overview",
-        f"hospitals_{comparison.main}",
-        *(
-            (
-                "tests_dice",
-                "tests_hd95",
-                "tests_accuracy",
-                "asked",
-                "best_rounds",
-                "averages",
-                "subgroups_dice",
-                "subgroups_accuracy",
-            )
-            if full
-            else ()
-        ),
-    )
-    wanted = [g for g in grids if g.name in names]
-    for grid in [*wanted, *([costs.table(comparison.methods, options.speeds)] if full else [])]:
-        show_grid(grid)
-    for grid in published.tables(comparison, options.published, options.speeds, options.assessment) if full else ():
+    names = ("overview", f"hospitals_{comparison.main}", *(FULL if full else ()))
+    wanted = [g for g in tables(comparison) if g.name in names]
+    if full:
+        wanted.append(costs.table(comparison.methods, options.speeds))
+        wanted += published.tables(comparison, options.published, options.speeds, options.assessment)
+    for grid in wanted:
         show_grid(grid)
     for sentence in (*summary(comparison), *options.remarks, *comparison.remarks):
         console.print(Text(sentence))

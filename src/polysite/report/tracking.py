@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -38,41 +38,28 @@ def tracker(kind: str, folder: Path) -> Watch:
     return TRACKERS[kind](folder)
 
 
+def _forwarding(call: str) -> Callable[..., None]:
+    """Return a method that makes a call to several observers."""
+
+    def forward(self: "Many", *given: Any) -> None:
+        for watch in self.watches:
+            getattr(watch, call)(*given)
+
+    return forward
+
+
 class Many(Watch):
     """An observer that forwards every call to several others."""
 
     def __init__(self, *watches: Watch):
         self.watches = watches
 
-    def case(self, done: int, of: int, case: str) -> None:
-        """Forward a prepared case."""
-        for w in self.watches:
-            w.case(done, of, case)
-
-    def begin(self, title: str, rounds: int, done: int, best: float) -> None:
-        """Forward the start of training."""
-        for w in self.watches:
-            w.begin(title, rounds, done, best)
-
-    def end(self) -> None:
-        """Forward the end of training."""
-        for w in self.watches:
-            w.end()
-
-    def site(self, round: int, site: str, done: int, of: int) -> None:
-        """Forward the reply of a site."""
-        for w in self.watches:
-            w.site(round, site, done, of)
-
-    def doing(self, site: str, what: str, done: bool) -> None:
-        """Forward the activity of a real hospital."""
-        for w in self.watches:
-            w.doing(site, what, done)
-
-    def round(self, record: RoundRecord) -> None:
-        """Forward the record of a round."""
-        for w in self.watches:
-            w.round(record)
+    case = _forwarding("case")
+    begin = _forwarding("begin")
+    end = _forwarding("end")
+    site = _forwarding("site")
+    doing = _forwarding("doing")
+    round = _forwarding("round")
 
 
 class TensorBoard(Watch):

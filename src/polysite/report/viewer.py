@@ -22,6 +22,7 @@ from matplotlib.lines import Line2D
 from PIL import Image
 
 from polysite.errors import DataError
+from polysite.report.drawing import outline
 from polysite.report.preview import OUTLINES
 from polysite.report.template import render
 
@@ -259,7 +260,7 @@ def _plate(rows: Sequence[Shown]) -> Figure:
     ratios = [min(1.3, c.truth.shape[1] * c.pixel[0] / (c.truth.shape[2] * c.pixel[1])) for c in rows]
     panel = _panel_width(len(columns), ratios)
     width = len(columns) * (panel + GAP)
-    names = [wrap(_cut(name, int(45 * panel)), int(16 * panel)) for name in columns]
+    names = [wrap(shortened(name, int(45 * panel)), int(16 * panel)) for name in columns]
     across = max(1, int(width / (0.4 + 0.075 * min(CUT, max(map(len, labels))))))
     head = LINE * (ceil(len(labels) / across) + max(map(len, names)) + 0.7)
     height = head + len(rows) * (LINE + 2 * GAP) + panel * sum(ratios)
@@ -293,27 +294,27 @@ def _row(
         if j > 1 and (dice := case.dice(method)) is not None:
             _text(canvas, left, top - GAP / 2, f"Dice {dice:.2f}", color="#444444")
         if j < 2 or mask is not None:
-            _panel(_axes(figure, (left, top, width, height)), case, mask, labels)
+            _panel(axes_at(figure, (left, top, width, height)), case, mask, labels)
 
 
 def _title(case: Shown, most: int) -> str:
     """Return site, case and rank in at most so many letters."""
     room = most - len(case.why) - 6
-    site, name = (case.site, case.case) if len(case.site + case.case) <= room else (_cut(case.site, room // 2), "")
-    return " · ".join(s for s in (site, name or _cut(case.case, room - len(site)), case.why) if s)
+    site, name = (case.site, case.case) if len(case.site + case.case) <= room else (shortened(case.site, room // 2), "")
+    return " · ".join(s for s in (site, name or shortened(case.case, room - len(site)), case.why) if s)
 
 
-def _cut(text: str, most: int) -> str:
+def shortened(text: str, most: int) -> str:
     """Shorten a long text in the middle, because names often differ at their ends.
 
-    >>> _cut("hospital-of-the-north-17", 11)
+    >>> shortened("hospital-of-the-north-17", 11)
     'hospi…th-17'
     """
     side = max(1, most // 2)
     return text if len(text) <= most else f"{text[:side]}…{text[-side:]}"
 
 
-def _axes(figure: Figure, box: tuple[float, float, float, float]) -> Axes:
+def axes_at(figure: Figure, box: tuple[float, float, float, float]) -> Axes:
     """Add axes at a box (left, top, width, height) in inches."""
     left, top, width, height = box
     whole_width, whole_height = figure.get_size_inches()
@@ -328,14 +329,9 @@ def _panel(axes: Axes, case: Shown, mask: np.ndarray | None, labels: Sequence[st
     aspect = case.pixel[0] / case.pixel[1]
     axes.imshow(case.image[0, case.start], cmap="gray", vmin=0, vmax=255, aspect=aspect, interpolation="bilinear")
     axes.set_adjustable("datalim" if case.truth.shape[1] * aspect <= 1.3 * case.truth.shape[2] else "box")
-    limits = axes.axis()
-    x, y = (np.arange(-1, n + 1) for n in case.truth.shape[:0:-1])
-    for k, name in enumerate(case.labels):
-        if mask is not None and (part := mask[case.start] >> k & 1).any():  # padded, so that outlines close
-            colour = COLOURS[labels.index(name) % len(COLOURS)]
-            style = {"linestyles": ("-", "--")[k % 2], "zorder": 2 + k % 2}  # coinciding outlines both show
-            axes.contour(x, y, np.pad(part, 1), levels=[0.5], colors=colour, linewidths=1.0, **style)
-    axes.axis(limits)
+    if mask is not None:
+        colours = [COLOURS[labels.index(name) % len(COLOURS)] for name in case.labels]
+        outline(axes, [mask[case.start] >> k & 1 for k in range(len(case.labels))], colours, 1.0)
     white: dict[str, Any] = {"color": "white", "fontsize": 6, "transform": axes.transAxes, "va": "center"}
     if case.sides:
         axes.text(0.02, 0.5, "R", **white)
@@ -345,7 +341,7 @@ def _panel(axes: Axes, case: Shown, mask: np.ndarray | None, labels: Sequence[st
 def _legend(axes: Axes, labels: Sequence[str], across: int) -> None:
     handles = [Line2D([], [], color=COLOURS[k % len(COLOURS)], linewidth=2) for k in range(len(labels))]
     legend = axes.legend(
-        handles, [_cut(name, CUT) for name in labels], ncols=min(len(labels), across), loc="upper left",
+        handles, [shortened(name, CUT) for name in labels], ncols=min(len(labels), across), loc="upper left",
         borderaxespad=0, borderpad=0.3, fontsize=7.5, handlelength=1.4, columnspacing=1, labelspacing=0.3,
         labelcolor="white", facecolor="#333333", edgecolor="none", framealpha=1, fancybox=False,
     )  # fmt: skip

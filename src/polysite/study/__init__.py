@@ -11,7 +11,7 @@ from polysite.study.cases import (
     with_fixed_cases,
 )
 from polysite.study.engine import Engine, OpenedStudy
-from polysite.study.finished import dealt_as_trained, models_of, open_finished
+from polysite.study.finished import dealt_as_trained, models_of, open_finished, study_of
 from polysite.study.forecast import Sizes, cost, initial_params, loads
 from polysite.study.sites import (
     POOLED,
@@ -59,6 +59,7 @@ __all__ = [
     "refuse_ensemble",
     "resume",
     "simulator",
+    "study_of",
     "title",
     "tracked",
     "train",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from polysite import config, postprocessing
+from polysite import config
 from polysite.config import Study
 from polysite.data.case import SPLITS
 from polysite.data.split import SiteSplit
@@ -83,7 +83,6 @@ def _on_ray(study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch:
     refuse_bare(study)
     if study.train.private.on:
         raise ConfigError("train.private works in the simulator and over real hospitals, not on a Ray cluster")
-    postprocessing.refuse_remote(study, "in the engine 'ray'")
     refuse_duplicates([ref for splits in dealt.values() for split in SPLITS for ref in splits[split]])
     cases = {site: {k: tuple(c.name for c in splits[k]) for k in SPLITS} for site, splits in dealt.items()}
     recipe = json.dumps({"study": _as_text(study), "cases": cases})

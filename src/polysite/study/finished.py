@@ -1,6 +1,7 @@
 """Finished runs: their folders, their cases and their models, to evaluate or attack them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from polysite import config
@@ -11,6 +12,7 @@ from polysite.engines.phases import Models, Phase, find_models
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.errors import RunError
+from polysite.models.ensemble import Ensemble
 from polysite.payload import SiteId
 from polysite.study.cases import deal_cases
 from polysite.training.torch_site import TorchSite
@@ -24,6 +26,14 @@ def open_finished(run: Path | str) -> RunFolder:
     if (folder.path / "deployment.json").exists():
         raise RunError(f"{folder.path} was trained by real hospitals: its cases are there, and so is their evaluation")
     return folder
+
+
+def study_of(folder: RunFolder) -> Study:
+    """Return the study of a run; an ensemble whose members have different splits reads its own from its folder."""
+    study = config.parse(folder.config, where=str(folder.path / "config.toml"))
+    if isinstance(study.model, Ensemble) and study.split.file and not study.split.validation:
+        return replace(study, split=replace(study.split, file=str(folder.path / "split.csv")))
+    return study
 
 
 def models_of(

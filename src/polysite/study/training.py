@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from polysite import config, postprocessing
+from polysite import config
 from polysite.algorithms import name_of
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
@@ -89,12 +89,13 @@ def train(
     track: Sequence[str] = (),
     after: Path | str | None = None,
     evaluate: bool = True,
-    materials: Materials = Materials(),
+    page: bool = True,
     *,
     engine: str | Engine = "simulator",
     until: int | None = None,
+    materials: Materials = Materials(),
 ) -> Run:
-    """Train a study into a new run folder.
+    """Train a study into a new run folder, evaluate it, and write its page, ``index.html``.
 
     Args:
         study: The study.
@@ -103,9 +104,10 @@ def train(
         track: Also write for ``tensorboard`` or ``mlflow``.
         after: A finished run of the same study with fewer phases, whose rounds are taken over.
         evaluate: Compute every measure of the final model, not only Dice, and write ``evaluation/``.
-        materials: Loads the cases and builds the network; a benchmark keeps both for its next run.
+        page: Write ``index.html``.
         engine: ``simulator``, ``ray``, or an ``Engine`` with an address and a number of workers.
         until: Number of rounds after which to raise ``polysite.errors.Paused``; ``resume`` goes on. None for all.
+        materials: Loads the cases and builds the network; a benchmark keeps both for its next run.
     """
     chosen = Engine(engine) if isinstance(engine, str) else engine
     dealt = check(study, watch)
@@ -121,7 +123,8 @@ def train(
         with folder.alone():
             with logged(folder):
                 at = find_progress(folder, opened.phases) if before else None
-            return conducted(study, dealt, opened, folder, at, watch, evaluate, until)
+            run = conducted(study, dealt, opened, folder, at, watch, evaluate, until)
+    return with_page(run, page)
 
 
 def conducted(
@@ -206,18 +209,19 @@ def _title(algorithm: Any) -> str:
 def resume(
     path: Path | str,
     watch: Watch = Watch(),
+    page: bool = True,
     track: Sequence[str] = (),
     evaluate: bool = True,
-    materials: Materials = Materials(),
     *,
     engine: str | Engine = "simulator",
     until: int | None = None,
+    materials: Materials = Materials(),
 ) -> Run:
-    """Continue an interrupted run to the same end, in any engine; a finished run is returned as it is."""
-    chosen = Engine(engine) if isinstance(engine, str) else engine
+    """Continue an interrupted run to the same end, in any engine, and write its page; a finished run stays as it is."""
     folder = RunFolder.open(Path(path))
     if folder.finished:
-        return Run(folder, folder.result)
+        return with_page(Run(folder, folder.result), page)
+    chosen = Engine(engine) if isinstance(engine, str) else engine
     with folder.alone():
         study = config.parse(folder.config, where=str(folder.path / "config.toml"))
         dealt = deal_cases(study, watch)
@@ -230,7 +234,17 @@ def resume(
             watch = tracked(watch, track, folder.path)
             with logged(folder):
                 at = find_progress(folder, opened.phases)
-            return conducted(study, dealt, opened, folder, at, watch, evaluate, until)
+            run = conducted(study, dealt, opened, folder, at, watch, evaluate, until)
+    return with_page(run, page)
+
+
+def with_page(run: Run, page: bool) -> Run:
+    """Write the page of a run, if asked; return the run."""
+    if page:
+        from polysite.report import publish
+
+        publish.run_page(run.folder.path)
+    return run
 
 
 def _described(study: Study, dealt: Mapping[str, SiteSplit]) -> Iterator[str]:
@@ -262,7 +276,6 @@ def conduct(
     until: int | None = None,
 ) -> Run:
     """Train into a run folder, from its beginning or from a checkpoint, over any transport."""
-    choose = postprocessing.chooser(phases) if study.train.clean.auto else None
     with logged(folder) as log:
         log.info("%s over %s", title(study), ", ".join(phases[0].transport.names))
         for line in lines:
@@ -281,7 +294,6 @@ def conduct(
             about=about,
             evaluate=evaluate,
             until=until,
-            choose=choose,
         )
         watch.end()
         log.info("finished; best round %d", result.best_round + 1)

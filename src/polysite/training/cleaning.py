@@ -26,21 +26,16 @@ class Clean:
         smallest: Remove components of a label that are smaller than this; 0 removes none.
         unit: Unit of ``smallest``: voxels, or mm for cubic (in 2D square) millimetres.
         fill: Fill the holes of every label.
-        auto: Compare seven ways of cleaning on the validation cases of the best model when training ends, and take the
-            best one if its gain is beyond chance; leave out the others then. Simulations only.
     """
 
     largest: bool = False
     smallest: float = 0.0
     unit: Literal["voxels", "mm"] = "voxels"
     fill: bool = False
-    auto: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.smallest < float("inf"):
             raise ConfigError(f"train.clean.smallest = {self.smallest} must be a size, 0 or more")
-        if self.auto and self.does:
-            raise ConfigError("train.clean.auto chooses the cleaning: leave out largest, smallest and fill")
 
     @property
     def does(self) -> bool:
@@ -52,14 +47,6 @@ class Clean:
         steps = [f"components below {self.smallest:g} {unit} removed"] * (self.smallest > 0)
         steps += ["largest component kept"] * self.largest + ["holes filled"] * self.fill
         return ", ".join(steps) or "none"
-
-
-OPTIONS: tuple[Clean, ...] = tuple(  # that ``auto`` compares
-    Clean(largest=largest, smallest=smallest, fill=fill)
-    for largest, smallest in ((False, 0.0), (False, 10.0), (False, 100.0), (True, 0.0))
-    for fill in (False, True)
-    if largest or smallest or fill
-)
 
 
 def cleaned(masks: Mask, clean: Clean, spacing: Sequence[float], unit: str = "mm", exclusive: bool = False) -> Mask:

@@ -27,7 +27,7 @@ from polysite.radiomics import NAMES, Settings, comparable, features
 from polysite.site import Budget, Cases, CaseScore, Examined, Fit, Objective, Scores, Sketch, Tilt
 from polysite.training import surface as device_surface
 from polysite.training import tasks
-from polysite.training.cleaning import Clean, cleaned
+from polysite.training.cleaning import cleaned
 from polysite.training.clipping import clip
 from polysite.training.losses import ExtraLosses, Replaced, replacement
 from polysite.training.mixing import Mixing
@@ -420,21 +420,11 @@ class TorchSite:
     def _masks(self, case: str, logits: torch.Tensor) -> torch.Tensor:
         """Return the predicted mask of every label, cleaned if the settings say so."""
         masks = self.task.masks(logits)
-        return self._cleaned(case, masks, self.train.clean) if self.train.clean.does else masks
-
-    def _cleaned(self, case: str, masks: torch.Tensor, clean: Clean) -> torch.Tensor:
-        spacing, unit = self.grids[case]
-        exclusive = isinstance(self.task, tasks.Exclusive)
-        return torch.from_numpy(cleaned(masks.cpu().numpy(), clean, spacing, unit, exclusive)).to(masks.device)
-
-    def try_cleaning(self, params: Tree, cases: Collection[str], options: Sequence[Clean]) -> dict[str, list[float]]:
-        """Return the mean Dice of every case without cleaning and with each option; cases are predicted once."""
-        found = {}
-        for name, logits, truth in self.predictions(params, cases):
-            masks = self.task.masks(logits)
-            ways = (masks, *(self._cleaned(name, masks, option) for option in options))
-            found[name] = [tasks.dice_score(self.labels, way, truth, 0.0).mean for way in ways]
-        return found
+        if not self.train.clean.does:
+            return masks
+        (spacing, unit), exclusive = self.grids[case], isinstance(self.task, tasks.Exclusive)
+        clean = cleaned(masks.cpu().numpy(), self.train.clean, spacing, unit, exclusive)
+        return torch.from_numpy(clean).to(masks.device)
 
     def examine(self, params: Tree, cases: Collection[str], tolerance: float) -> Iterator[Examined]:
         """Predict these cases and yield all measures of each."""

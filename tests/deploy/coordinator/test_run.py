@@ -163,7 +163,6 @@ def test_versions_are_compared_when_sites_are_greeted(tmp_path, monkeypatch):
     "change, said",
     [
         ({"run.pooled": "true"}, "scans would have to leave"),
-        ({"train.clean.auto": "true"}, "does not work over real hospitals: choose in a simulation"),
         ({"model": '{ name = "ensemble", members = ["unet", "unet"] }'}, "an ensemble is not trained"),
         ({"federation.name": '"iid"'}, r"leave out \[federation\]"),
         ({"split.file": '"x.csv"'}, "stay at the hospitals"),

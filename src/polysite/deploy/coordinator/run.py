@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from polysite import assessment, config, postprocessing, study
+from polysite import assessment, config, study
 from polysite.algorithms.base import Algorithm, check_sites
 from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
@@ -36,9 +36,6 @@ from polysite.engines.secure import server as secure_server
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.evaluation_folder import EvaluationFolder
 from polysite.foreign import parse_json
-from polysite.report import publish
-from polysite.report.page import Options
-from polysite.report.runs import Method, methods, read
 from polysite.storage import Journal
 from polysite.study import Run
 from polysite.tree import Tree
@@ -234,14 +231,6 @@ def resume(
         return study.conduct(chosen, _words(roster), phases, start, folder, at, watch, final, until)
 
 
-def write_page(done: Run) -> tuple[list[Method], Options]:
-    """Write the page of a deployed run; return what it was made of."""
-    runs, assessed = methods([read(done.folder.path)]), done.folder.path / "assessment"
-    options = Options(speeds=config.parse(done.folder.config).cost, assessment=assessed if assessed.is_dir() else None)
-    publish.page(done.folder.path / "index.html", runs, options)
-    return runs, options
-
-
 def greet(
     chosen: Study,
     wire: Wire,
@@ -302,7 +291,6 @@ def check(chosen: Study) -> None:
         raise ConfigError("split.file names cases, which stay at the hospitals: leave it out")
     study.refuse_bare(chosen)
     study.refuse_ensemble(chosen)
-    postprocessing.refuse_remote(chosen, "over real hospitals")
 
 
 def _known(folder: RunFolder) -> dict[str, Any]:

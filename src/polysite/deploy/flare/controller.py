@@ -18,6 +18,7 @@ from polysite.deploy.flare.messages import TASK
 from polysite.deploy.flare.wire import FlareWire, Stopped
 from polysite.engines.run_folder import file_name
 from polysite.errors import PolysiteError
+from polysite.report import publish
 from polysite.storage import draft_folder
 from polysite.study import Run
 
@@ -74,7 +75,7 @@ class StudyController(Controller):  # type: ignore[misc]  # nvflare has no types
                 Path(workspace.get_app_config_dir(job)) / self.study,
                 self.sites or sorted(client.name for client in fl_ctx.get_engine().get_clients()),
             )
-            coordinator.write_page(done)
+            publish.run_page(done.folder.path)
             _copy(done.folder.path, Path(workspace.get_run_dir(job)) / FOLDER / file_name(self.id))
         except Stopped as problem:
             self.log_warning(fl_ctx, str(problem))
