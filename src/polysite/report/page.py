@@ -244,10 +244,10 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
 
 
 def _predicting(methods: Sequence[Method]) -> Iterator[Section]:
-    """Yield the members of ensembles with their weights, and the cleaning of masks that runs chose."""
-    members = [predicting.members(m.name, m.first.ensemble) for m in methods if m.first.ensemble]
-    if members:
-        yield Section("members", "Members of the ensemble", tuple(members))
+    """Yield the members of ensembles, and the cleaning of masks that runs chose."""
+    made = [f"{m.name}: {', '.join(each['name'] for each in m.first.ensemble)}." for m in methods if m.first.ensemble]
+    if made:
+        yield Section("members", "Members of the ensemble", tuple(made))
     cleaned = [predicting.cleaning(m.name, m.first.cleaning) for m in methods if m.first.cleaning]
     if cleaned:
         yield Section("cleaning", "Cleaning of masks", tuple(cleaned))
