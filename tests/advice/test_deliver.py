@@ -11,9 +11,6 @@ from polysite.advice import deliver
 from polysite.advice.contenders import last_phase, unselected
 from polysite.advice.tournament import Runs
 from polysite.benchmark.jobs import inner_job
-from polysite.benchmark.scores import last_scores
-from polysite.engines.run_folder import RunFolder
-from polysite.errors import Paused
 
 SITES = {name: ps.Hospital(cases=6, scanner=k) for k, name in enumerate(("east", "west"))}
 BASE = study.with_fixed_cases(
@@ -78,23 +75,6 @@ def test_what_is_left_of_the_budget_trains_the_advised_study_longer_then_again()
     assert first.train.gamma**first.run.rounds == pytest.approx(BASE.train.gamma**5)
     assert last.train.lr * last.train.gamma ** (last.run.rounds - 1) == pytest.approx(0.25 * 0.04)  # of the last round
     assert deliver.longer(short, 16.0).run.validate_every == 2  # 40 validations
-
-
-def test_strategies_go_on_from_the_end_of_a_search_and_not_from_its_best_pause(tmp_path):
-    """A rung's validation is recorded for the search, and no model is chosen by the cases that it scores."""
-    whole, paused = (inner_job(tmp_path / name, "one", unselected(BASE), 2, 0) for name in ("whole", "paused"))
-    done = study.train(whole.study, whole.run, evaluate=False)
-    at_rung = paused.paused(1 / 3)
-    with pytest.raises(Paused):
-        study.train(paused.study, paused.run, evaluate=False, until=at_rung.until)
-    records = done.folder.records(), RunFolder(paused.run).records()
-    assert at_rung.until == 2 and [bool(r.validation) for r in records[1]] == [False, True]
-    assert last_scores(at_rung) and not last_scores(whole.paused(1 / 3))
-    resumed = study.resume(paused.run, evaluate=False)
-    assert [bool(r.validation) for r in records[0]] == [False] * 4 + [True]
-    assert resumed.result.best_round == done.result.best_round == BASE.run.rounds - 1
-    assert resumed.result.scores == done.result.scores
-    assert last_scores(paused) == last_scores(whole)  # the end alone, not the mean with the rung
 
 
 def test_the_advised_study_is_trained_once_or_several_times(tmp_path, monkeypatch):

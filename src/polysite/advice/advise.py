@@ -62,8 +62,7 @@ def advise(
         only: Strategies to compare, by name; empty for all that the assessment proposes.
     """
     runs = Runs(out, inner, parallel, step)
-    base, dealt, verdict, most = _begun(base, runs, trainings, only)
-    listed = contenders(verdict, base, _training_cases(dealt), only)
+    base, dealt, verdict, listed, most = _begun(base, runs, trainings, only)
     step(f"{len(listed)} strategies on {inner} inner folds", 0)
     trained = Trainings(runs.race({START: base, **_equal(listed)}, REFERENCE, (START,), hopeful), runs)
     listed += [_own(name, trained.one[name].study) for name in trained.own(REFERENCE)]
@@ -100,9 +99,10 @@ def advise(
 
 def _begun(
     base: Study, runs: Runs, trainings: float | None, only: Sequence[str]
-) -> tuple[Study, Mapping[str, SiteSplit], Verdict, float]:
+) -> tuple[Study, Mapping[str, SiteSplit], Verdict, list[Contender], float]:
     """Write the settings of an advice into its folder and assess the hospitals; return the study, its cases, the
-    recommendations of the assessment and the trainings that comparing takes. Refuse what cannot be advised."""
+    recommendations of the assessment, the strategies and the trainings that comparing takes. Refuse what cannot be
+    advised."""
     out, inner = runs.folder, runs.inner
     if base.then:
         raise ConfigError("the study has phases under [[then]], but an advice chooses the phases: leave them out")
@@ -118,17 +118,13 @@ def _begun(
     runs.step("assessing the hospitals", 0)
     verdict = _assessed(base, out / "assessment")
     try:
-        efforts = [c.trainings for c in contenders(verdict, base, _training_cases(dealt), only)]
-        most = comparing(trainings, efforts, inner)
+        listed = contenders(verdict, base, sum(len(splits["train"]) for splits in dealt.values()), only)
+        most = comparing(trainings, [c.trainings for c in listed], inner)
     except ConfigError:
         if fresh:  # nothing was trained: the folder would refuse another budget
             shutil.rmtree(out)
         raise
-    return base, dealt, verdict, most
-
-
-def _training_cases(dealt: Mapping[str, SiteSplit]) -> int:
-    return sum(len(splits["train"]) for splits in dealt.values())
+    return base, dealt, verdict, listed, most
 
 
 def _save(file: Path, chosen: Study) -> None:

@@ -32,11 +32,8 @@ def ensemble(
     if page:
         publish.page(run.folder.path / "index.html", made)
     if as_json:
-        print(
-            json.dumps(
-                {"run": str(run.folder.path), "ensemble": {"members": made[0].first.ensemble}, **run.result.plain()}
-            )
-        )
+        members = {"members": made[0].first.ensemble}
+        print(json.dumps({"run": str(run.folder.path), "ensemble": members, **run.result.plain()}))
     elif not quiet:
         tables.show(made)
         say(f"\nPage: {run.folder.path / 'index.html'}" if page else f"\nRun folder: {run.folder.path}")
