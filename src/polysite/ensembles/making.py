@@ -30,8 +30,6 @@ from polysite.payload import Payload, SiteId
 from polysite.spreadsheets import Writer
 from polysite.study import OpenedStudy, Run
 from polysite.training.cleaning import Clean
-from polysite.training.torch_site import TorchSite
-from polysite.tree import Tree
 
 ABOUT = "ensemble.json"
 
@@ -57,7 +55,20 @@ def ensemble(runs: Sequence[Path | str], out: Path | str, watch: Watch = Watch()
     sites = study.build_sites(chosen, dealt, watch)
     trees = {site: joined([models[site] for models, _ in found]) for site in wanted}
     shared = all(one for _, one in found)
-    return _written(_held(chosen, dealt, shared), dealt, sites, trees, shared, members, target, watch)
+    chosen = _held(chosen, dealt, shared)
+    phases = study.build_phases(chosen, sites)
+    first, names = phases[0].transport.lift(trees[wanted[0]]), phases[0].transport.names
+    state = phases[0].algorithm.init(first, names)
+    memories = {} if shared else {s: Payload(model=trees[s]) for s in names}
+    about = {"members": [{"name": m.name, "run": str(m.folder.path.resolve())} for m in members]}
+    more = {ABOUT: json.dumps(about, indent=1) + "\n"}
+    folder = RunFolder.create(target, config.dump(study.pinned(chosen)), chosen.seed, table(dealt), more=more)
+    with folder.alone():  # as a run whose only round has ended
+        folder.append(RoundRecord(0, 0, _effort(members, names)))
+        at = adopt(folder, phases[0], Progress(0, state, memories, versions=dict.fromkeys(names, 0)))
+        line = f"ensemble of {', '.join(str(m.folder.path) for m in members)}"
+        opened = OpenedStudy(phases, first, sites, [line])
+        return study.conducted(chosen, dealt, opened, folder, at, watch, evaluate=True, until=None)
 
 
 def made_ensemble(runs: Sequence[Path | str], out: Path, watch: Watch = Watch()) -> Run:
@@ -123,36 +134,6 @@ def _held(chosen: Study, dealt: Mapping[SiteId, SiteSplit], shared: bool) -> Stu
             "with one model for all"
         )
     return replace(chosen, algorithm=find("local", ALGORITHMS, "algorithm")())
-
-
-def _written(
-    chosen: Study,
-    dealt: Mapping[SiteId, SiteSplit],
-    sites: Mapping[SiteId, TorchSite],
-    trees: Mapping[SiteId, Tree],
-    shared: bool,
-    members: Sequence[MemberRun],
-    out: Path,
-    watch: Watch,
-) -> Run:
-    """Write the run folder, as that of a run whose only round has ended, and evaluate it."""
-    phases = study.build_phases(chosen, sites)
-    lift, names = phases[0].transport.lift, phases[0].transport.names
-    first = lift(next(iter(trees.values())))
-    state = phases[0].algorithm.init(first, names)
-    memories = {} if shared else {s: Payload(model=trees[s]) for s in names}
-    about = {"members": [{"name": m.name, "run": str(m.folder.path.resolve())} for m in members]}
-    more = {ABOUT: json.dumps(about, indent=1) + "\n"}
-    folder = RunFolder.create(out, config.dump(study.pinned(chosen)), chosen.seed, table(dealt), more=more)
-    with folder.alone():
-        folder.append(RoundRecord(0, 0, _effort(members, names)))
-        at = adopt(folder, phases[0], Progress(0, state, memories, versions=dict.fromkeys(names, 0)))
-        opened = OpenedStudy(phases, first, sites, [_line(members)])
-        return study.conducted(chosen, dealt, opened, folder, at, watch, evaluate=True, until=None)
-
-
-def _line(members: Sequence[MemberRun]) -> str:
-    return f"ensemble of {', '.join(str(m.folder.path) for m in members)}"
 
 
 def _effort(members: Sequence[MemberRun], names: Sequence[SiteId]) -> dict[SiteId, SiteRecord]:
