@@ -14,7 +14,7 @@ trainings with other seeds, are compared one by one and by the mean of their sco
     python bench/advised.py --runs 'advised/fold{k}' --reference 'long/fold{k}'
 
 A pattern may name the folder of an advice: its models are compared. ``--same-steps`` writes FedAvg with as many local
-steps as the whole budget of an advice (search, tournament and models): more rounds, and a learning rate that ends at
+steps as the whole budget of an advice (tournament and models): more rounds, and a learning rate that ends at
 the same value.
 """
 

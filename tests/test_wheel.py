@@ -79,8 +79,7 @@ def test_the_installed_command_works_in_an_empty_folder(installed, tmp_path):
     run(installed, tmp_path, "predict", "run", "manifest.csv", "--out", "masks", "--quiet")
     assert len(list((tmp_path / "masks").glob("*/*_WT.nii.gz"))) == 10
     code = "from polysite import tuning, advice, benchmark; from importlib import resources as r; " + (
-        "print(all(r.files('polysite').joinpath(*p.split('/')).is_file() for p in "
-        "('advice/recipes.toml', 'tuning/space.toml', 'py.typed')))"
+        "print(all(r.files('polysite').joinpath(*p.split('/')).is_file() for p in ('tuning/space.toml', 'py.typed')))"
     )
     found = subprocess.run([sys.executable, "-c", code], env=here, cwd=tmp_path, capture_output=True, text=True)
     assert found.stdout.strip() == "True", found.stderr

@@ -12,7 +12,6 @@ from polysite.advice.exceptions import Confirmation, Promise
 from polysite.advice.personal import Choice
 from polysite.errors import ConfigError, RunError
 from polysite.metrics import shrinkage
-from polysite.tuning import runners
 
 SITES = {
     "north": ps.Hospital(cases=6),
@@ -44,7 +43,7 @@ def in_this_process(monkeypatch):
             finished.append(job)
         return {}
 
-    for module in (tournament, runners, deliver):
+    for module in (tournament, deliver):
         monkeypatch.setattr(module, "work", work)
     return done, limit
 
@@ -54,7 +53,7 @@ def test_an_advice_ends_with_a_study_and_a_page_and_resumes_to_the_same_choice(t
     given = {"trainings": 16, "inner": 2, "only": ["clustered"]}
     found = advice.advise(BASE, tmp_path / "whole", **given)
     own = ["own 0.5 after fedavg", "own 1 after fedavg"]
-    assert [c.name for c in found.contenders] == ["fedavg", "clustered", *own] and found.trainings.recipe == 0
+    assert [c.name for c in found.contenders] == ["fedavg", "clustered", *own]
     cases = {c.name for s in study.deal_cases(BASE).values() for k in ("train", "validation") for c in s[k]}
     tested = {c.name for s in study.deal_cases(BASE).values() for c in s["test"]}
     assert not cases & tested

@@ -1,4 +1,4 @@
-"""Strategies as studies: recipes inside them, families, and models that nothing was chosen by."""
+"""Strategies as studies: settings of the study inside them, families, and models that nothing was chosen by."""
 
 from dataclasses import replace
 
@@ -7,15 +7,13 @@ import pytest
 import polysite as ps
 from polysite import config
 from polysite.advice.contenders import contenders, trained_by, unselected
-from polysite.advice.stages import shares
+from polysite.advice.stages import comparing
 from polysite.algorithms import name_of
 from polysite.errors import ConfigError
 from polysite.heterogeneity.verdict import GROUP, ONE, OWN, Strategy, Verdict
 
-ADAM = {"name": "averaged", "decay": 0.9, "inner": {"name": "fedavg", "server": {"name": "adam", "lr": 0.03}}}
-
-
 FEDAVG = {"name": "fedavg"}
+ADAM = {**FEDAVG, "server": {"name": "adam", "lr": 0.03}}
 GROUPS = {"g": ["north", "east"], "h": ["south", "west"]}
 ONE_APART = {"g": ["north", "east", "south"], "h": ["west"]}
 
@@ -44,7 +42,7 @@ def study():
     return config.vary(ps.Study(run=ps.Plan(rounds=30)), {"algorithm": ADAM})
 
 
-def test_strategies_keep_their_kind_and_take_the_recipe():
+def test_strategies_keep_their_kind_and_take_the_settings_of_the_study():
     found = {c.name: c for c in contenders(VERDICT, study(), cases=40)}
     assert list(found) == ["fedavg", "weighted", "clustered", "clustered-emd", "uniform", "local", "patients"]
     families = {n: c.family for n, c in found.items()}
@@ -53,16 +51,15 @@ def test_strategies_keep_their_kind_and_take_the_recipe():
         "uniform": "one model", "local": "alone", "patients": "patients",
     }  # fmt: skip
     weighted = found["weighted"].study.algorithm
-    assert name_of(weighted) == "averaged" and weighted.inner.weights == {"west": 0.3}
-    assert name_of(weighted.inner.inner) == "fedadam" and weighted.inner.inner.server.lr == 0.03
+    assert weighted.weights == {"west": 0.3} and weighted.inner.server.lr == 0.03
     shared, grouped = config.phases(found["clustered"].study)
-    assert name_of(shared.algorithm) == "averaged"
-    assert name_of(grouped.algorithm) == "clustered" and name_of(grouped.algorithm.inner) == "averaged"
+    assert name_of(shared.algorithm) == name_of(grouped.algorithm.inner) == "fedadam"
+    assert name_of(grouped.algorithm) == "clustered"
     uniform = found["uniform"].study.algorithm
-    assert uniform.inner.uniform and uniform.inner.server.lr == 0.03 and uniform.decay == 0.9
+    assert uniform.uniform and uniform.server.lr == 0.03
     assert name_of(found["local"].study.algorithm) == "local"
     phases = config.phases(found["patients"].study)
-    assert [name_of(p.algorithm) for p in phases] == ["averaged", "cfft"]
+    assert [name_of(p.algorithm) for p in phases] == ["fedadam", "cfft"]
 
 
 def test_all_strategies_have_the_same_rounds_and_rates_and_most_share_the_first_phase():
@@ -81,9 +78,10 @@ def test_few_cases_have_no_clusters_and_only_keeps_the_reference():
     assert [c.name for c in contenders(VERDICT, study(), 40, ["local"])] == ["fedavg", "local"]
 
 
-def test_a_plain_recipe_leaves_strategies_as_they_are():
-    given = {"name": "clustered", "groups": {"g": ["a"]}, "inner": {"name": "fedavg"}}
-    assert trained_by(given, {"name": "fedavg"}) == given
+def test_a_strategy_takes_over_what_it_does_not_say():
+    given = {"name": "clustered", "groups": {"g": ["a"]}, "inner": FEDAVG}
+    assert trained_by(given, FEDAVG) == given
+    assert trained_by({**ADAM, "uniform": True}, {**FEDAVG, "uniform": False}) == {**ADAM, "uniform": True}
 
 
 def test_nothing_is_chosen_by_validation_cases():
@@ -95,17 +93,13 @@ def test_nothing_is_chosen_by_validation_cases():
     assert unselected(unselected(patients)) == unselected(patients)
 
 
-def test_the_budget_covers_the_strategies_first():
+def test_the_budget_covers_the_strategies_and_the_models():
     efforts = [0.2, 1.2, 0.2, 0.2]  # with the first phase 2.8, own models 0.8, second trainings 3.6, on each fold
-    enough = shares(175, efforts, 3, 10)
-    assert (enough.strategies, enough.own, enough.recipe, enough.reserve) == (5.4, 2.4, 12.4, 10.8)
-    assert enough.models == pytest.approx(5 * 16 * 1.8) and enough.total == pytest.approx(175)  # all long trainings
-    few = shares(30, efforts, 3, 10)  # what is too little for a search trains the advised study longer
-    assert few.recipe == 0 and few.strategies == 8.4 and few.models == pytest.approx(8.4)
-    assert shares(172, efforts, 3, 10).recipe == 0 and shares(173, efforts, 3, 10).recipe == pytest.approx(10.4)
+    compared = 8.4 + 2.4 + 10.8
+    assert comparing(None, efforts, 3) == comparing(24, efforts, 3) == comparing(999, efforts, 3)
+    assert comparing(compared + 1.8, efforts, 3) == pytest.approx(compared)  # one training on all cases
     with pytest.raises(ConfigError, match=r"4 strategies on 3 inner folds, .* take 23.4: raise it, or name fewer"):
-        shares(23, efforts, 3, 10)
-    assert shares(None, efforts, 3, 10).total == pytest.approx(8.4 + 2.4 + 10.8)
+        comparing(23.3, efforts, 3)
 
 
 def test_a_verdict_is_read_back_from_json():

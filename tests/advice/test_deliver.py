@@ -1,4 +1,4 @@
-"""What an advice costs and delivers: steps that were spent, mirrored predictions, trainings of the advised study."""
+"""What an advice costs and delivers: steps that were spent, trainings of the advised study."""
 
 import shutil
 from dataclasses import replace
@@ -9,13 +9,8 @@ import polysite as ps
 from polysite import config, study
 from polysite.advice import deliver
 from polysite.advice.contenders import last_phase, unselected
-from polysite.advice.decide import mean_of
-from polysite.advice.mirror import mirrored, try_mirrored
-from polysite.advice.tournament import played
-from polysite.benchmark.jobs import inner_job, silent
-from polysite.benchmark.scores import last_scores
-from polysite.engines.run_folder import RunFolder
-from polysite.errors import Paused
+from polysite.advice.tournament import Runs
+from polysite.benchmark.jobs import inner_job
 
 SITES = {name: ps.Hospital(cases=6, scanner=k) for k, name in enumerate(("east", "west"))}
 BASE = study.with_fixed_cases(
@@ -44,7 +39,6 @@ def test_phases_that_runs_share_are_spent_once(tmp_path):
     assert deliver.steps_spent([first]) == 2 * steps
     assert deliver.steps_spent([first, second]) == 2 * (steps + more)
     assert deliver.steps_spent([second]) == 2 * (steps + more)  # nothing to take over
-    assert deliver.steps_spent([first, second], before=one) == 2 * more
 
 
 def sizes(chosen):
@@ -83,45 +77,6 @@ def test_what_is_left_of_the_budget_trains_the_advised_study_longer_then_again()
     assert deliver.longer(short, 16.0).run.validate_every == 2  # 40 validations
 
 
-def test_strategies_go_on_from_the_end_of_a_search_and_not_from_its_best_pause(tmp_path):
-    """A rung's validation is recorded for the search, and no model is chosen by the cases that it scores."""
-    whole, paused = (inner_job(tmp_path / name, "one", unselected(BASE), 2, 0) for name in ("whole", "paused"))
-    done = study.train(whole.study, whole.run, evaluate=False)
-    at_rung = paused.paused(1 / 3)
-    with pytest.raises(Paused):
-        study.train(paused.study, paused.run, evaluate=False, until=at_rung.until)
-    records = done.folder.records(), RunFolder(paused.run).records()
-    assert at_rung.until == 2 and [bool(r.validation) for r in records[1]] == [False, True]
-    assert last_scores(at_rung) and not last_scores(whole.paused(1 / 3))
-    resumed = study.resume(paused.run, evaluate=False)
-    assert [bool(r.validation) for r in records[0]] == [False] * 4 + [True]
-    assert resumed.result.best_round == done.result.best_round == BASE.run.rounds - 1
-    assert resumed.result.scores == done.result.scores
-    assert last_scores(paused) == last_scores(whole)  # the end alone, not the mean with the rung
-
-
-def test_mirrored_predictions_are_scored_with_the_same_models(tmp_path):
-    runs = jobs(tmp_path, "one", BASE)
-    for job in runs:
-        study.train(job.study, job.run, evaluate=False)
-    short = played(BASE, runs)
-    after, gain = try_mirrored(short, tmp_path / "mirrored.json")
-    alone = {}
-    for job in runs:  # trained with mirrored predictions from the beginning: the same models, the same scores
-        done = study.train(mirrored(job.study), tmp_path / "mirrored" / job.place, evaluate=False)
-        alone |= {(s, c): x.mean for s, cases in done.result.scores.items() for c, x in cases.items()}
-    means = [sum(each.values()) / len(each) for each in (alone, short.scores)]
-    assert gain.mean == pytest.approx(means[0] - means[1], abs=1e-12) and gain.cases == len(short.scores)
-    assert after.study.train.mirror == (gain.mean > 0)
-    luckier = replace(short, scores={key: score + 0.2 for key, score in short.scores.items()})
-    two = mean_of(short, luckier)  # the mean of two trainings is no reason against mirrored predictions
-    for job in runs:  # the file has the scores: an advice that is continued scores nothing again
-        shutil.rmtree(job.run / "checkpoints")
-    assert try_mirrored(two, tmp_path / "mirrored.json")[1].mean == pytest.approx(gain.mean)
-    already = replace(short, study=mirrored(BASE))
-    assert try_mirrored(already, tmp_path / "none.json") == (already, None)
-
-
 def test_the_advised_study_is_trained_once_or_several_times(tmp_path, monkeypatch):
     def work(listed, parallel, step):
         for job in (job for job in listed if not job.done):
@@ -129,18 +84,18 @@ def test_the_advised_study_is_trained_once_or_several_times(tmp_path, monkeypatc
         return {}
 
     monkeypatch.setattr(deliver, "work", work)
-    once = deliver.train({"models": BASE}, 1, tmp_path / "one", None, silent)["models"]
+    once = deliver.train({"models": BASE}, 1, Runs(tmp_path / "one", 2))["models"]
     assert once.members == 1 and once.run.folder.path == tmp_path / "one" / "models"
     assert (tmp_path / "one" / "models" / "evaluation" / "test").is_dir()
-    again = deliver.train({"models": BASE}, 1, tmp_path / "one", None, silent)["models"]  # continued: nothing to do
+    again = deliver.train({"models": BASE}, 1, Runs(tmp_path / "one", 2))["models"]  # continued: nothing to do
     assert again.run.result == once.run.result
-    twice = deliver.train({"models": BASE}, 2, tmp_path / "two", None, silent)["models"]
+    twice = deliver.train({"models": BASE}, 2, Runs(tmp_path / "two", 2))["models"]
     assert twice.members == 2 and twice.run.folder.path == tmp_path / "two" / "models"
-    again = deliver.train({"models": BASE}, 2, tmp_path / "two", None, silent)["models"]
+    again = deliver.train({"models": BASE}, 2, Runs(tmp_path / "two", 2))["models"]
     assert again.run.result == twice.run.result
     (tmp_path / "two" / "models" / "result.json").unlink()  # interrupted: made anew from its members
     shutil.rmtree(tmp_path / "two" / "models" / "checkpoints")
-    again = deliver.train({"models": BASE}, 2, tmp_path / "two", None, silent)["models"]
+    again = deliver.train({"models": BASE}, 2, Runs(tmp_path / "two", 2))["models"]
     assert again.run.result == twice.run.result
 
     def fails(listed, parallel, step):
@@ -149,6 +104,6 @@ def test_the_advised_study_is_trained_once_or_several_times(tmp_path, monkeypatc
 
     said = []
     monkeypatch.setattr(deliver, "work", fails)
-    rest = deliver.train({"models": BASE}, 3, tmp_path / "three", None, lambda note, *_: said.append(note))
+    rest = deliver.train({"models": BASE}, 3, Runs(tmp_path / "three", 2, step=lambda note, *_: said.append(note)))
     assert rest["models"].members == 2 and said[-1].endswith("failed and is left out: no memory")
-    assert deliver.train({"models": BASE}, 1, tmp_path / "four", None, silent) == {}
+    assert deliver.train({"models": BASE}, 1, Runs(tmp_path / "four", 2)) == {}

@@ -12,8 +12,7 @@ from advice.test_decide import played
 from polysite.advice.decide import PRIOR, RATE
 from polysite.advice.exceptions import LUCK, Promise, chance, confirm, promises, repeated
 from polysite.advice.personal import Trainings, choose
-from polysite.advice.tournament import Played
-from polysite.benchmark.jobs import silent
+from polysite.advice.tournament import Played, Runs
 from polysite.metrics import shrinkage
 
 OWN = "own 1 after fedavg"
@@ -42,7 +41,7 @@ def trainings(first, second):
     """Return two trainings of FedAvg, groups and own models; ``first`` and ``second`` are the gains of own models."""
     one = {"fedavg": played(0.0, 0.01, 1), "clustered": gains({}, 2), OWN: gains(first, 3)}
     two = {"fedavg": played(0.0, 0.01, 4), "clustered": gains({}, 5), OWN: gains(second, 6)}
-    return Known(one, Path(), 2, 1, silent, starts={OWN: "fedavg"}, second=two)
+    return Known(one, Runs(Path(), 2), starts={OWN: "fedavg"}, second=two)
 
 
 def test_a_hospital_that_gains_much_in_both_trainings_gets_its_own_model():

@@ -47,7 +47,11 @@ def test_an_ensemble_of_inner_folds_is_compared_like_a_method(tmp_path, monkeypa
     assert sorted(p.name for p in (tmp_path / "out" / "runs").iterdir() if p.is_dir()) == [
         "fedavg", "folds", "folds inner fold 0", "folds inner fold 1"
     ]  # fmt: skip
+    file = tmp_path / "out" / "bench.toml"
+    text = file.read_text()
+    file.write_text(text.replace("folds = 2", 'folds = 2\nweights = "equal"'))  # as polysite 0.1.0 wrote it
     again = benchmark.run(bench, tmp_path / "out")
+    assert file.read_text() == text
     assert again.cells[""][1].values("dice") == folds.values("dice")
 
 

@@ -11,6 +11,9 @@ from rich.console import Console
 
 import polysite as ps
 from polysite import config, study
+from polysite.benchmark.jobs import inner_job
+from polysite.benchmark.scores import last_scores
+from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, Paused, RunError
 from polysite.report.live import Board, Standing
 from polysite.tuning import Simulated, budget, load, plan, tables, tune, write_page
@@ -58,6 +61,18 @@ def test_a_run_pauses_where_it_should_and_ends_as_without_a_pause(tmp_path):
     records = (tmp_path / "parts" / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(r)["round"] for r in records] == [0, 1, 2]
     assert study.resume(tmp_path / "parts", evaluate=False).result == whole.result
+
+
+def test_a_study_that_is_validated_once_is_scored_where_it_pauses_and_serves_its_last_model(tmp_path):
+    short = replace(BASE, run=ps.Plan(rounds=5, validate_every=5))
+    whole, parts = (inner_job(tmp_path / name, "one", short, 2, 0) for name in ("whole", "parts"))
+    done, rung = study.train(whole.study, whole.run, evaluate=False), parts.paused(1 / 3)
+    with pytest.raises(Paused):
+        study.train(parts.study, parts.run, evaluate=False, until=rung.until)
+    assert [bool(r.validation) for r in RunFolder(parts.run).records()] == [False, True]
+    assert last_scores(rung) and not last_scores(whole.paused(1 / 3))
+    assert study.resume(parts.run, evaluate=False).result == done.result and done.result.best_round == 4
+    assert last_scores(parts) == last_scores(whole)  # the end alone, not the mean with the rung
 
 
 def test_inner_folds_validate_every_case_that_is_not_tested_once():

@@ -1,43 +1,30 @@
-"""From a study to a decision: assess, tune, compare strategies, choose for every hospital, deliver models.
+"""From a study to a decision: assess, compare strategies, choose for every hospital, deliver models.
 
     assess        how the hospitals differ, and which strategies that suggests
-    recipe        how one model for all is trained best: learning rate, server, additions (``polysite.tuning``)
-    strategies    every strategy with that recipe and equal local steps, on inner folds; the one for all is chosen
+    strategies    every strategy with equal local steps, on inner folds; the one for all is chosen
     hospitals     models of single hospitals, fine-tuned from one model; where they, or another strategy, pay
-    mirrored      predictions averaged over mirror images, tried with the finished models; kept if that scores higher
     deliver       a study that is ready to train, and models: trained on all cases while the budget lasts
 
-No stage sees a test case. Every stage is a set of runs in the folder (mirrored scores are a file), and its result
-follows from them alone, so the same command continues an advice that was interrupted, and ends with the same choice.
+No stage sees a test case. Every stage is a set of runs in the folder, and its result follows from them alone, so the
+same command continues an advice that was interrupted, and ends with the same choice.
 """
 
 import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.resources import as_file, files
 from pathlib import Path
 
 import tomli_w
 
-from polysite import assessment, config, study, tuning
-from polysite.advice.contenders import REFERENCE, START, Contender, Family, contenders, ends_in_clusters, unselected
-from polysite.advice.decide import (
-    Comparison,
-    by_site,
-    candidate,
-    compare,
-    confirmed,
-    differences,
-    gain_of,
-    hopeful,
-)
+from polysite import assessment, config, study
+from polysite.advice.contenders import REFERENCE, START, Contender, Family, contenders
+from polysite.advice.decide import Comparison, candidate, compare, confirmed, hopeful
 from polysite.advice.deliver import Delivered, inner_models, steps_of, steps_spent, to_train, train
-from polysite.advice.mirror import try_mirrored
 from polysite.advice.personal import Trainings, alpha_of, choose, ranks
-from polysite.advice.result import GIVEN, Advice, exceptions, file_of, plain
-from polysite.advice.stages import Shares, shares
-from polysite.advice.tournament import Played, played, race
+from polysite.advice.result import MODELS, Advice, exceptions, file_of, plain
+from polysite.advice.stages import comparing
+from polysite.advice.tournament import Played, Runs
 from polysite.benchmark.budget import equalise
 from polysite.benchmark.jobs import Step, silent
 from polysite.benchmark.workers import kept
@@ -45,12 +32,10 @@ from polysite.config import Study
 from polysite.data.split import SiteSplit
 from polysite.errors import ConfigError
 from polysite.heterogeneity.verdict import Verdict
-from polysite.metrics.statistics import signed_rank
 from polysite.storage import write_file
 from polysite.tuning.search import same_settings
 
-MODELS = "models"  # folder of the models of the advised study
-RULES = 3  # version of how a budget is spent: an advice that began by other rules cannot be continued
+RULES = 4  # version of how a budget is spent: an advice that began by other rules cannot be continued
 
 
 @kept()
@@ -69,66 +54,53 @@ def advise(
         base: The study; its test cases are never used.
         out: Folder of the advice.
         trainings: The budget, in whole trainings of FedAvg with the study's settings on an inner fold; None for what
-            the strategies and the models of single hospitals take, with the study's own recipe and rounds.
+            the strategies and the models of single hospitals take.
         inner: Number of inner folds, each of which is left out once.
         parallel: Largest number of runs in parallel; None for as many as fit.
         step: Reports progress.
         only: Strategies to compare, by name; empty for all that the assessment proposes.
     """
-    base, dealt, verdict, budget = _begun(base, out, trainings, inner, only, step)
-    cases = _training_cases(dealt)
-    recipe, words, known, searched = _recipe(base, _recipes(), out / "recipe", budget.recipe, inner, parallel, step)
-    listed = contenders(verdict, recipe, cases, only)
+    runs = Runs(out, inner, parallel, step)
+    base, dealt, verdict, listed, most = _begun(base, runs, trainings, only)
     step(f"{len(listed)} strategies on {inner} inner folds", 0)
-    studies = {**({} if known else {START: recipe}), **_equal(listed)}
-    before = [job for each in known.values() for job in each.jobs]
-    whole = () if known else (START,)
-    one = known | race(studies, REFERENCE, whole, out / "strategies", inner, parallel, step, hopeful, before)
-    trained = Trainings({n: p for n, p in one.items() if n != GIVEN}, out, inner, parallel, step)
+    trained = Trainings(runs.race({START: base, **_equal(listed)}, REFERENCE, (START,), hopeful), runs)
     listed += [_own(name, trained.one[name].study) for name in trained.own(REFERENCE)]
     compared, chosen = _for_all(trained, listed)
     choices, used = choose(trained, chosen.name, _families(listed))
     final = _final(trained, chosen.name, used)
-    left, unit, mirror = None, steps_of(one[GIVEN if words else START].jobs[0].study), None  # of FedAvg as given
+    left, unit = None, steps_of(trained.one[START].jobs[0].study)  # of FedAvg
     if trainings is not None:
-        tournament = steps_spent([*trained.one.values(), *trained.two.values()], before)
-        left = (trainings - searched) * unit - tournament
-    if left is not None and not exceptions(choices) and not ends_in_clusters(final.study):
-        step("mirrored predictions", 0)
-        final, mirror = try_mirrored(final, out / "mirrored.json")
+        left = trainings * unit - steps_spent([*trained.one.values(), *trained.two.values()])
 
-    everything = {**one, **{name: trained.both(name) for name in trained.one}}
-    gains = differences(final, everything.get(GIVEN, everything[START]))
-    sites = by_site(gains)
+    everything = {name: trained.both(name) for name in trained.one}
     apart = sorted(set(exceptions(choices).values()))
     ends = {MODELS: final, **{file_of(MODELS, name): everything[name] for name in apart}}
     wanted, effort = to_train({name: end.study for name, end in ends.items()}, base, left)
-    advised, studies = wanted[MODELS], {name: wanted[file_of(MODELS, name)] for name in apart}
-    _save(out / "study.toml", advised)
+    studies = {name: wanted[file_of(MODELS, name)] for name in apart}
+    _save(out / "study.toml", wanted[MODELS])
     for name, other in studies.items():
         _save(out / f"{file_of('study', name)}.toml", other)
     delivered: dict[str, Delivered] = {}
     if left is not None:
-        delivered = train(wanted, effort.members, out, parallel, step)
+        delivered = train(wanted, effort.members, runs)
         left -= sum(found.members * steps_of(wanted[name]) for name, found in delivered.items())
     elif any(splits["test"] for splits in dealt.values()):
         delivered = {n: models for n, end in ends.items() if (models := inner_models(end, out / n, step))}
-    others = {n: delivered[file_of(MODELS, n)] for n in apart if file_of(MODELS, n) in delivered}
-    spent = None if left is None or trainings is None else trainings - left / unit
     advice = Advice(
-        out, verdict, budget, words, tuple(listed), everything, tuple(compared), chosen, choices, mirror, final,
-        gain_of(gains), signed_rank(list(gains.values())), sites, advised, studies, effort.times,
-        delivered.get(MODELS), others, spent,
+        out, verdict, most, tuple(listed), everything, tuple(compared), chosen, choices, final, wanted[MODELS], studies,
+        effort.times, delivered, None if left is None or trainings is None else trainings - left / unit,
     )  # fmt: skip
     write_file(out / "advice.json", lambda path: path.write_text(json.dumps(plain(advice), indent=1), encoding="utf-8"))
     return advice
 
 
 def _begun(
-    base: Study, out: Path, trainings: float | None, inner: int, only: Sequence[str], step: Step
-) -> tuple[Study, Mapping[str, SiteSplit], Verdict, Shares]:
+    base: Study, runs: Runs, trainings: float | None, only: Sequence[str]
+) -> tuple[Study, Mapping[str, SiteSplit], Verdict, list[Contender], float]:
     """Write the settings of an advice into its folder and assess the hospitals; return the study, its cases, the
-    recommendations of the assessment and the shares of the budget. Refuse what cannot be advised."""
+    recommendations of the assessment, the strategies and the trainings that comparing takes. Refuse what cannot be
+    advised."""
+    out, inner = runs.folder, runs.inner
     if base.then:
         raise ConfigError("the study has phases under [[then]], but an advice chooses the phases: leave them out")
     base = study.with_fixed_cases(config.vary(base, {"algorithm": {"name": "fedavg"}, "run": {"pooled": False}}))
@@ -140,20 +112,16 @@ def _begun(
     fresh = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     write_file(out / "advise.toml", lambda path: path.write_text(tomli_w.dumps(settings), encoding="utf-8"))
-    step("assessing the hospitals", 0)
+    runs.step("assessing the hospitals", 0)
     verdict = _assessed(base, out / "assessment")
     try:
-        efforts = [c.trainings for c in contenders(verdict, base, _training_cases(dealt), only)]
-        budget = shares(trainings, efforts, inner, tuning.least(unselected(base), _recipes(), inner))
+        listed = contenders(verdict, base, sum(len(splits["train"]) for splits in dealt.values()), only)
+        most = comparing(trainings, [c.trainings for c in listed], inner)
     except ConfigError:
         if fresh:  # nothing was trained: the folder would refuse another budget
             shutil.rmtree(out)
         raise
-    return base, dealt, verdict, budget
-
-
-def _training_cases(dealt: Mapping[str, SiteSplit]) -> int:
-    return sum(len(splits["train"]) for splits in dealt.values())
+    return base, dealt, verdict, listed, most
 
 
 def _save(file: Path, chosen: Study) -> None:
@@ -165,32 +133,6 @@ def _assessed(base: Study, folder: Path) -> Verdict:
     if not (folder / "assessment.json").exists():
         return assessment.assess(base, folder).verdict
     return assessment.read_verdict(folder)
-
-
-def _recipes() -> tuning.Space:
-    """Return the recipes that are tried for one model."""
-    with as_file(files("polysite.advice").joinpath("recipes.toml")) as file:
-        return tuning.load(file)
-
-
-def _recipe(
-    base: Study, space: tuning.Space, out: Path, trainings: float, inner: int, parallel: int | None, step: Step
-) -> tuple[Study, str, dict[str, Played], float]:
-    """Return the study with the best recipe for one model, the recipe in words, its runs and those of FedAvg as given,
-    and the trainings that the search took; without a budget the study's own recipe, and no run.
-
-    Candidates are scored at the rungs alone, and nothing is chosen by these cases within a run, so that strategies can
-    go on from the runs of the search.
-    """
-    if not trainings:
-        return base, "", {}, 0.0
-    found = tuning.tune(
-        unselected(base), out, space, trainings, inner, "steps", tuning.Simulated(parallel), step, tuning.write_page
-    )
-    words = "" if found.best is found.reference else found.best.candidate.name
-    runs = {START: found.best, **({GIVEN: found.reference} if words else {})}
-    known = {n: played(found.study if n == START else unselected(base), found.jobs[r.run]) for n, r in runs.items()}
-    return found.study, words, known, inner * sum(row.share for row in found.rows)
 
 
 def _equal(listed: Sequence[Contender]) -> dict[str, Study]:

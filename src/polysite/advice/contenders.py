@@ -1,11 +1,10 @@
 """The strategies that a tournament compares: those that an assessment proposes, and clusters of patients.
 
-Every strategy trains by the same recipe, the one that was best for one model of all hospitals, and takes the same steps
-in two phases: all rounds of the study, and a fifth of them more at half of the learning rate. Strategies of several
-models share the first phase, which trains one model for all hospitals; in the last phase they fine-tune it for each
-group of hospitals, each hospital (``personal.py``) or each cluster of patients. One model for all, the reference, is
-trained by all hospitals in the last phase, too. So strategies differ only in who trains together, and the first phase
-is trained once.
+Every strategy trains with the settings of the study, and takes the same steps in two phases: all rounds of the study,
+and a fifth of them more at half of the learning rate. Strategies of several models share the first phase, which trains
+one model for all hospitals; in the last phase they fine-tune it for each group of hospitals, each hospital
+(``personal.py``) or each cluster of patients. One model for all, the reference, is trained by all hospitals in the last
+phase, too. So strategies differ only in who trains together, and the first phase is trained once.
 """
 
 import tomllib
@@ -47,22 +46,22 @@ class Contender:
         return 1 / LAST + (0 if self.continues else 1)
 
 
-def contenders(verdict: Verdict, recipe: Study, cases: int, only: Sequence[str] = ()) -> list[Contender]:
+def contenders(verdict: Verdict, base: Study, cases: int, only: Sequence[str] = ()) -> list[Contender]:
     """Return the strategies to compare, the reference first.
 
     Args:
         verdict: The recommendations of an assessment.
-        recipe: The study with the best recipe for one model of all hospitals.
+        base: The study, by FedAvg.
         cases: Training cases of all hospitals.
         only: Names of the strategies to keep; empty for all. The reference is always among them.
     """
-    one_model = config.vary(recipe, {"then": [last_phase(recipe)]})
+    one_model = config.vary(base, {"then": [last_phase(base)]})
     found = [Contender(REFERENCE, "One model for all hospitals", "one model", one_model, ("the yardstick",))]
     for strategy in verdict.strategies:
         if strategy.name != REFERENCE and strategy.name not in LEFT_OUT:
-            found.append(_proposed(strategy, recipe))
-    if recipe.data.task == "segmentation" and cases >= PATIENTS:
-        found.append(_patients(recipe))
+            found.append(_proposed(strategy, base))
+    if base.data.task == "segmentation" and cases >= PATIENTS:
+        found.append(_patients(base))
     names = [c.name for c in found]
     odd = next((name for name in only if name not in names), None)
     if odd is not None:
@@ -77,16 +76,16 @@ def last_phase(shared: Study, algorithm: Mapping[str, Any] | None = None) -> dic
     return phase if algorithm is None else {"algorithm": dict(algorithm), **phase}
 
 
-def _proposed(strategy: Strategy, recipe: Study) -> Contender:
-    mine = tomllib.loads(config.dump(recipe))["algorithm"]
+def _proposed(strategy: Strategy, base: Study) -> Contender:
+    mine = tomllib.loads(config.dump(base))["algorithm"]
     given = trained_by(strategy.changes["algorithm"], mine)
     grouped = given["name"] == "clustered"
     changes = {
         **strategy.changes,
         "algorithm": mine if grouped else given,
-        "then": [last_phase(recipe, given if grouped else None)],
+        "then": [last_phase(base, given if grouped else None)],
     }
-    study, why = config.vary(recipe, changes), strategy.reasons
+    study, why = config.vary(base, changes), strategy.reasons
     return Contender(strategy.name, strategy.title, _family(strategy), study, why, continues=grouped)
 
 
@@ -99,40 +98,25 @@ def _family(strategy: Strategy) -> Family:
     return "groups" if sizes else "alone" if given["name"] == "local" else "one model"
 
 
-def trained_by(strategy: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the algorithm of a strategy in which the recipe takes the place of FedAvg.
+def trained_by(strategy: Mapping[str, Any], fedavg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the algorithm of a strategy in which FedAvg has the settings of the study, where it has none of its own.
 
-    Factors of hospitals go around the algorithm that averages, inside a moving average of its model.
-
-    >>> adam = {"name": "averaged", "decay": 0.9, "inner": {"name": "fedavg", "lr": 0.1}}
-    >>> trained_by({"name": "clustered", "inner": {"name": "fedavg"}}, adam)["inner"]["decay"]
-    0.9
-    >>> trained_by({"name": "weighted", "weights": {"a": 0.5}, "inner": {"name": "fedavg"}}, adam)
-    {'name': 'averaged', 'decay': 0.9, 'inner': {'name': 'weighted', 'weights': {'a': 0.5}, \
-'inner': {'name': 'fedavg', 'lr': 0.1}}}
+    >>> trained_by({"name": "clustered", "inner": {"name": "fedavg", "uniform": True}}, {"name": "fedavg", "lr": 0.1})
+    {'name': 'clustered', 'inner': {'name': 'fedavg', 'lr': 0.1, 'uniform': True}}
     """
     if strategy["name"] == "fedavg":
-        return _with_own(recipe, {k: v for k, v in strategy.items() if k != "name"})
-    if strategy["name"] == "weighted" and recipe["name"] == "averaged":
-        return {**recipe, "inner": trained_by(strategy, recipe["inner"])}
-    inner = {"inner": trained_by(strategy["inner"], recipe)} if "inner" in strategy else {}
+        return {**fedavg, **strategy}
+    inner = {"inner": trained_by(strategy["inner"], fedavg)} if "inner" in strategy else {}
     return {**strategy, **inner}
 
 
-def _with_own(recipe: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe with settings of the averaging algorithm, such as equal weights, at its innermost."""
-    if "inner" in recipe:
-        return {**recipe, "inner": _with_own(recipe["inner"], own)}
-    return {**recipe, **own}
-
-
-def _patients(recipe: Study) -> Contender:
+def _patients(base: Study) -> Contender:
     own = {"name": "cfft", "components": list(CLUSTERS), "dimensions": DIMENSIONS}
-    tuned = last_phase(recipe, own)
+    tuned = last_phase(base, own)
     rounds = tuned["run"]["rounds"]
     tuned["algorithm"]["rounds"], tuned["run"] = rounds, {"rounds": rounds + EXCHANGES}
     why = "scanners or protocols may differ inside a hospital; patients are grouped by the radiomics of their scans"
-    study = config.vary(recipe, {"then": [tuned]})
+    study = config.vary(base, {"then": [tuned]})
     return Contender("patients", "A model for each cluster of patients", "patients", study, (why,))
 
 

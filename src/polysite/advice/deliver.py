@@ -14,7 +14,7 @@ from pathlib import Path
 from polysite import config, study
 from polysite.advice.contenders import ends_in_clusters, unselected
 from polysite.advice.stages import MEMBERS, STEP, Effort, effort
-from polysite.advice.tournament import Played
+from polysite.advice.tournament import Played, Runs
 from polysite.benchmark.budget import lengthen, training_rounds
 from polysite.benchmark.jobs import Job, Step
 from polysite.benchmark.workers import work
@@ -46,18 +46,16 @@ def steps_of(chosen: Study) -> int:
     return spent(study.loads(chosen), "steps")
 
 
-def steps_spent(played: Iterable[Played], before: Sequence[Job] = ()) -> int:
+def steps_spent(played: Iterable[Played]) -> int:
     """Return the local steps of all runs of a tournament; phases that a run took over from another count once.
 
-    Runs ``before`` do not count, and neither do phases that were taken over from them. The inner folds of a study take
-    nearly equal steps, so that the first one stands for all.
+    The inner folds of a study take nearly equal steps, so that the first one stands for all.
     """
-    known = {job.run: job for job in before}
-    jobs = {job.run: job for each in played for job in each.jobs if job.run not in known}
+    jobs = {job.run: job for each in played for job in each.jobs}
     steps: dict[tuple[str, Path], int] = {}
     for job in jobs.values():
         if (job.method, job.root) not in steps:
-            first = job.first(other for other in (*known.values(), *jobs.values()) if other is not job)
+            first = job.first(other for other in jobs.values() if other is not job)
             steps[job.method, job.root] = steps_of(job.study) - (steps_of(first.study) if first else 0)
     return sum(steps[job.method, job.root] for job in jobs.values())
 
@@ -127,9 +125,7 @@ def _clipped(train: Train) -> Train:
     return replace(train, clip_gradients=CLIPPED)
 
 
-def train(
-    studies: Mapping[str, Study], count: int, out: Path, parallel: int | None, step: Step
-) -> dict[str, Delivered]:
+def train(studies: Mapping[str, Study], count: int, runs: Runs) -> dict[str, Delivered]:
     """Train studies on all cases that are not tested; return their models by the name of their folder.
 
     A training that fails is left out; a study of which all failed has no models.
@@ -138,20 +134,19 @@ def train(
         studies: The studies, by the name of the folder of their models.
         count: Number of trainings of each, with different seeds; a study of clusters of patients, whose models
             cannot be averaged, is trained once.
-        out: Folder of the advice.
-        parallel: Largest number of runs in parallel; None for as many as fit.
-        step: Reports progress.
+        runs: Where and how they take place.
     """
+    out, step = runs.folder, runs.step
     jobs = {name: _jobs(name, chosen, count, out / "trained") for name, chosen in studies.items()}
     missing = [job for name, mine in jobs.items() if not RunFolder(out / name).finished for job in mine]
     for job in missing:
         job.write()
     step(f"{len(missing)} trainings of the advised study on all cases", 0)
-    failed = work(missing, parallel, step)
+    failed = work(missing, runs.parallel, step)
     for title, why in failed.items():
         step(f"{title} failed and is left out: {why}", 0)
     finished = {name: [job.run for job in mine if job.title not in failed] for name, mine in jobs.items()}
-    return {name: _delivered(runs, out / name) for name, runs in finished.items() if runs}
+    return {name: _delivered(folders, out / name) for name, folders in finished.items() if folders}
 
 
 def _jobs(name: str, chosen: Study, count: int, root: Path) -> list[Job]:

@@ -53,18 +53,12 @@ def _strategies(found: Advice) -> tuple[object, ...]:
 
 def _how(found: Advice) -> Markup:
     """Return the stages with their results and links to their pages."""
-    searched = (found.folder / "recipe" / "index.html").exists()
-    recipe = found.recipe or f"that of the study ({'no other was better' if searched else 'no other was searched for'})"
     items = [
         Markup('<a href="assessment/index.html">Assessment</a>: {}').format(found.verdict.summary),
-        Markup("Recipe{}: {}").format(Markup(' (<a href="recipe/index.html">search</a>)') if searched else "", recipe),
         Markup("Strategies: {} compared with one model for all, on {} cases").format(
             len(found.compared), found.gain.cases
         ),
     ]
-    if found.mirror is not None:
-        kept = "used" if found.mirror.mean > 0 else "not used"
-        items.append(Markup("Predictions averaged over mirror images: {}, {}").format(str(found.mirror), kept))
     items += [_second(site, choice) for site, choice in found.hospitals.items() if choice.confirmation]
     reasons = [*found.chosen.reasons] if found.chosen.family != "one model" else []
     items += [Markup("Why this strategy was tried: {}").format(reason) for reason in reasons]
@@ -102,7 +96,7 @@ def _sites(found: Advice) -> Picture:
 def _compared(found: Advice) -> Picture:
     titles = {c.name: c.title for c in found.contenders}
     rows = [(titles[c.name], c.gain, c.better) for c in found.compared]
-    caption = "Gain over one model for all with the same recipe, with 95 % intervals. Blue: shown to be better."
+    caption = "Gain over one model for all with the same settings, with 95 % intervals. Blue: shown to be better."
     return Picture("", draw(_forest(rows)), caption, name="strategies")
 
 

@@ -9,19 +9,17 @@ highest expected gain over all cases.
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from polysite import config
 from polysite.advice.contenders import FAMILIES, REFERENCE, START, Family, ends_in_clusters, last_phase
 from polysite.advice.decide import mean_of
 from polysite.advice.exceptions import Confirmation, Promise, confirm, promises
-from polysite.advice.tournament import Played, play
-from polysite.benchmark.jobs import Step
+from polysite.advice.tournament import Played, Runs
 from polysite.config import Study
 from polysite.errors import RunError
 
 ALPHAS = (0.5, 1.0)  # shares of the own model that are tried
-OWN = "own"  # begins the names of own models, before the share
+OWN = "own"  # folder of their runs; begins their names, before the share
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,7 @@ class Trainings:
     """
 
     one: dict[str, Played]
-    folder: Path
-    inner: int
-    parallel: int | None
-    step: Step
+    runs: Runs
     two: dict[str, Played] = field(default_factory=dict)
     starts: dict[str, str] = field(default_factory=dict)  # the strategy that own models begin from, by their name
 
@@ -59,7 +54,7 @@ class Trainings:
 
     def own(self, strategy: str) -> list[str]:
         """Train models of all hospitals from a strategy, with every share; return their names."""
-        self.step("models of single hospitals", 0)
+        self.runs.step("models of single hospitals", 0)
         names = [f"{OWN} {a:g} after {strategy}" for a in ALPHAS]
         self.starts |= dict.fromkeys(names, strategy)
         self.one |= self._tuned(names, self.one[beginning(strategy)])
@@ -71,13 +66,13 @@ class Trainings:
         missing = [name for name in wanted if name not in self.two]
         if missing:
             shown = [name for name in names if name in missing] or missing
-            self.step(f"{' and '.join(shown)} again, with another seed", 0)
+            self.runs.step(f"{' and '.join(shown)} again, with another seed", 0)
             studies = {n: replace(self.one[n].study, seed=self.one[n].study.seed + 1) for n in missing}
-            root, before = self.folder / "again", self.two[START].jobs if START in self.two else ()
-            found = play(studies, root, self.inner, self.parallel, self.step, before)
+            found = self.runs.play(studies, "again", self.two[START].jobs if START in self.two else ())
             lost = next((n for n in missing if n not in found), None)
             if lost is not None:
-                raise RunError(f"{lost} failed with another seed, which shows the luck of a training; see {root}/runs")
+                place = self.runs.folder / "again" / "runs"
+                raise RunError(f"{lost} failed with another seed, which shows the luck of a training; see {place}")
             self.two |= found
         for strategy in dict.fromkeys(self.starts.values()):
             own = [n for n in names if self.starts.get(n) == strategy and n not in self.two]
@@ -88,10 +83,8 @@ class Trainings:
         return mean_of(self.one[name], self.two[name]) if name in self.two else self.one[name]
 
     def _tuned(self, names: list[str], start: Played) -> dict[str, Played]:
-        return self._play({n: with_own(start.study, dict.fromkeys(self.sites, alpha_of(n))) for n in names}, start)
-
-    def _play(self, studies: Mapping[str, Study], start: Played) -> dict[str, Played]:
-        return play(studies, self.folder / OWN, self.inner, self.parallel, self.step, before=start.jobs)
+        studies = {n: with_own(start.study, dict.fromkeys(self.sites, alpha_of(n))) for n in names}
+        return self.runs.play(studies, OWN, start.jobs)
 
 
 def choose(
@@ -110,7 +103,7 @@ def choose(
     own = list(trained.starts)
     if shared not in own and shared not in trained.starts.values():
         own = [] if ends_in_clusters(trained.one[shared].study) else trained.own(shared)
-    start, inner = trained.one[shared], trained.inner
+    start, inner = trained.one[shared], trained.runs.inner
     whole = {n for n, each in trained.one.items() if len(each.scores) == len(start.scores)} - {shared, START}
     pool = {n: trained.one[n] for n in trained.one if n in whole and (n in own or n not in trained.starts)}
     cheap = {n for n in pool if n in own or n in trained.two}

@@ -3,20 +3,21 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from polysite import config
 from polysite.advice.contenders import REFERENCE, START, Contender
-from polysite.advice.decide import Comparison, Gain
+from polysite.advice.decide import Comparison, Gain, by_site, differences, gain_of
 from polysite.advice.deliver import Delivered
 from polysite.advice.personal import Choice, alpha_of
-from polysite.advice.stages import Shares
-from polysite.advice.tournament import Played
+from polysite.advice.tournament import Key, Played
 from polysite.config import Study
 from polysite.heterogeneity.verdict import Verdict
+from polysite.metrics.statistics import signed_rank
 
-GIVEN = "fedavg, as given"  # the study's own recipe
+MODELS = "models"  # folder of the models of the advised study
 
 
 @dataclass(frozen=True)
@@ -25,29 +26,48 @@ class Advice:
 
     folder: Path
     verdict: Verdict
-    trainings: Shares
-    recipe: str  # in words; empty if it is the study's own
+    most: float  # whole trainings of FedAvg that comparing takes, at most
     contenders: tuple[Contender, ...]
     played: Mapping[str, Played]
     compared: tuple[Comparison, ...]
     chosen: Contender  # the strategy for all
     hospitals: Mapping[str, Choice]  # what single hospitals use instead
-    mirror: Gain | None  # gain of mirrored predictions; None if they were not tried
     final: Played  # the advised study, with the scores of what every hospital uses
-    gain: Gain  # of the advice over FedAvg as the study has it
-    p: float
-    sites: Mapping[str, Gain]
     study: Study
     studies: Mapping[str, Study]  # those of exceptions, by strategy
     times: float  # rounds of the advised study, as a multiple of those that were compared
-    models: Delivered | None  # evaluated on the test cases; None if there are none
-    others: Mapping[str, Delivered]  # models of strategies of exceptions
+    delivered: Mapping[str, Delivered]  # models by their folder, evaluated on the test cases
     spent: float | None  # whole trainings of FedAvg that all stages took; None without a budget
 
     @property
     def given(self) -> Played:
         """FedAvg as the study has it."""
-        return self.played.get(GIVEN, self.played[START])
+        return self.played[START]
+
+    @cached_property
+    def gains(self) -> dict[Key, float]:
+        """Gain of every case over FedAvg as the study has it."""
+        return differences(self.final, self.given)
+
+    @cached_property
+    def gain(self) -> Gain:
+        """Mean gain over FedAvg as the study has it."""
+        return gain_of(self.gains)
+
+    @cached_property
+    def sites(self) -> dict[str, Gain]:
+        """The same for every hospital."""
+        return by_site(self.gains)
+
+    @property
+    def p(self) -> float:
+        """The probability of such gains by chance."""
+        return signed_rank(list(self.gains.values()))
+
+    @property
+    def models(self) -> Delivered | None:
+        """Models of the advised study; None if there are none."""
+        return self.delivered.get(MODELS)
 
     @property
     def claims(self) -> bool:
@@ -105,8 +125,7 @@ def plain(found: Advice) -> dict[str, Any]:
         "strategy": found.chosen.name,
         "family": found.family,
         "shown to be better than one model for all": found.claims,
-        "recipe": found.recipe or "that of the study",
-        "trainings": found.trainings.total if found.spent is None else found.spent,
+        "trainings": found.most if found.spent is None else found.spent,
         "models": str(os.path.relpath(found.models.run.folder.path, found.folder)) if found.models else None,
         "trainings of the models": found.models.members if found.models else 0,
         "rounds of the models, times those compared": found.times,
@@ -123,10 +142,10 @@ def plain(found: Advice) -> dict[str, Any]:
 
 def _tested(found: Advice) -> dict[str, Any] | None:
     """Return the test scores of what every hospital uses; None without the models of all of them."""
-    names = found.strategies
-    if found.models is None or not set(names.values()) <= found.others.keys():
+    places = {site: file_of(MODELS, name) for site, name in found.strategies.items()}
+    if found.models is None or not set(places.values()) <= found.delivered.keys():
         return None
-    models = {s: found.others[names[s]] if s in names else found.models for s in found.models.run.result.test}
+    models = {s: found.delivered[places.get(s, MODELS)] for s in found.models.run.result.test}
     scores = {s: [x.mean for x in each.run.result.test[s].values()] for s, each in models.items()}
     every = [x for each in scores.values() for x in each]
     if not every:

@@ -1,9 +1,8 @@
 """How the budget of an advice is divided among its stages.
 
 The unit is a whole training of FedAvg on one inner fold. Strategies come first, because they answer the question; then
-personal models, and the training of the advised study on all cases: for up to 16 times its rounds, then up to five
-times with other seeds. What is then left searches for a better recipe. Length comes first, because it brought most on
-real hospitals, and the recipe last, because it is chosen by short trainings (docs/results/advised.md).
+personal models. What is left trains the advised study on all cases: for up to 16 times its rounds, then up to five
+times with other seeds. Length comes first, because it brought most on real hospitals (docs/results/advised.md).
 """
 
 from collections.abc import Sequence
@@ -21,53 +20,28 @@ STEP = 0.05  # between two lengths
 MEMBERS = 5  # trainings of the advised study at most, whose predictions are averaged
 
 
-@dataclass(frozen=True)
-class Shares:
-    """Trainings of every stage, over all inner folds."""
-
-    strategies: float
-    own: float
-    recipe: float  # 0: the study's own recipe is used
-    reserve: float  # for second trainings; the models get what these leave
-    models: float  # kept for the training of the advised study on all cases; 0: it is not trained
-
-    @property
-    def total(self) -> float:
-        """All stages together."""
-        return self.strategies + self.own + self.recipe + self.reserve + self.models
-
-
-def shares(trainings: float | None, strategies: Sequence[float], inner: int, least: float) -> Shares:
-    """Return the trainings of every stage within a budget; refuse one that does not cover the strategies.
+def comparing(trainings: float | None, strategies: Sequence[float], inner: int) -> float:
+    """Return how many trainings the comparison takes, at most; refuse a budget that does not also cover the models.
 
     Args:
-        trainings: The budget, in whole trainings of FedAvg; None for what strategies and personal models take.
+        trainings: The budget, in whole trainings of FedAvg; None for what the comparison takes.
         strategies: Trainings that every strategy takes on one inner fold, FedAvg among them, beside the first phase
             that strategies share.
         inner: Number of inner folds.
-        least: Smallest budget of a search for a recipe, over all inner folds.
 
-    >>> shares(25, [0.2, 1.2, 0.2], 3, 6)
-    Shares(strategies=7.8, own=2.4, recipe=0.0, reserve=10.8, models=4.0)
-    >>> shares(TRAININGS, [0.2, 1.2, 0.2, 1.2, 0.2], 3, 6).recipe, shares(180, [0.2, 1.2, 0.2, 1.2, 0.2], 3, 6).recipe
-    (0.0, 13.8)
+    >>> comparing(25, [0.2, 1.2, 0.2], 3), comparing(None, [0.2], 2)
+    (21.0, 11.2)
     """
     first, rest = float(inner), round(sum(strategies) * inner, 6)  # the shared first phase, and what follows
-    own, again = round(OWN * inner, 6), round(AGAIN * inner, 6)
-    if trainings is None:
-        return Shares(first + rest, own, 0.0, again, 0.0)
-    models = round(WHOLE * inner / (inner - 1), 6)  # on all cases, not on those of the other inner folds
-    needed = first + rest + own + again + models
-    if trainings < needed:
+    found = first + rest + round(OWN * inner, 6) + round(AGAIN * inner, 6)
+    needed = found + round(WHOLE * inner / (inner - 1), 6)  # on all cases, not on those of the other inner folds
+    if trainings is not None and trainings < needed:
         raise ConfigError(
             f"the budget is {trainings:.3g} trainings, but {len(strategies)} strategies on {inner} inner folds, their "
             f"personal models and a training of the advised study take {needed:.3g}: raise it, or name fewer "
             "strategies with --only"
         )
-    recipe = round(trainings - rest - own - again - MEMBERS * LONGEST * models, 6)
-    if recipe >= least:  # the search trains the first phase, and FedAvg as the study has it
-        return Shares(rest, own, recipe, again, round(trainings - rest - own - recipe - again, 6))
-    return Shares(first + rest, own, 0.0, again, round(trainings - first - rest - own - again, 6))
+    return found
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,15 @@ WIDE = 64  # letters of a strategy's title in a table
 
 def decision(found: Advice) -> str:
     """Return the advice in a sentence."""
-    trained = f", trained by {found.recipe}" if found.recipe else ""
     if found.chosen.name == REFERENCE:
-        text = f"One model for all hospitals{trained}."
+        text = "One model for all hospitals."
         others = len(found.compared)
         if others:
             text += f" None of {others} other strateg{'ies' if others > 1 else 'y'} was shown to be better."
     else:
         best = next(c for c in found.compared if c.name == found.chosen.name)
         shown = f"It was shown to be better than one model for all: {best.gain}, p = {best.p:.2g}."
-        text = f"{found.chosen.title}{trained}. {shown}"
+        text = f"{found.chosen.title}. {shown}"
     return " ".join([text, *_exceptions(found)])
 
 
@@ -148,7 +147,7 @@ def strategies(found: Advice) -> Grid:
     score = number(found.played[REFERENCE].mean)
     lines.append(Line((name("One model for all hospitals"), score, name("–"), name("–"), name("reference"))))
     note = (
-        "All strategies have the same recipe and equal local steps. p that the strategy is better by chance: "
+        "All strategies have the same settings and equal local steps. p that the strategy is better by chance: "
         "signed-rank test over all cases. Of those that look better, one is trained again, and so is one model for "
         "all, with another seed: the simplest that is not shown to be worse than the best, by a difference beyond "
         "the chance of the cases and the luck of one training. Simplest is less weight for a hospital, or one apart; "
@@ -197,7 +196,7 @@ def costs(found: Advice) -> Grid:
         per_site = max(cost.down[s] + cost.up[s] for s in cost.down)
         cells = (number(cost.rounds, "d"), number(cost.steps, ",d"), number(per_site / 1e6, ",.1f"))
         lines.append(Line((name(title), *cells)))
-    together = f"at most {found.trainings.total:.1f}" if found.spent is None else f"{found.spent:.1f}"
+    together = f"at most {found.most:.1f}" if found.spent is None else f"{found.spent:.1f}"
     note = f"All stages of the advice together take {together} trainings of FedAvg as given without an inner fold."
     head = ("training", "rounds", "local steps of all hospitals", "MB of a hospital, at most")
     return Grid("costs", "Cost of a training", head, tuple(lines), note)

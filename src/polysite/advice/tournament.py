@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polysite.advice.contenders import unselected
-from polysite.benchmark.jobs import Job, Step, check, inner_job, with_standings
+from polysite.benchmark.jobs import Job, Step, check, inner_job, silent, with_standings
 from polysite.benchmark.room import refuse_too_large
 from polysite.benchmark.workers import work
 from polysite.config import Study
@@ -18,6 +18,7 @@ from polysite.errors import RunError
 from polysite.report.live import Standing
 
 Key = tuple[str, str]  # hospital and case
+STRATEGIES = "strategies"  # folder of the runs of all strategies
 
 
 @dataclass(frozen=True)
@@ -44,95 +45,87 @@ class Played:
         return {site: sum(v) / len(v) for site, v in sorted(grouped(self.scores).items())}
 
 
-def play(
-    studies: Mapping[str, Study],
-    root: Path,
-    inner: int,
-    parallel: int | None,
-    step: Step,
-    before: Sequence[Job] = (),
-) -> dict[str, Played]:
-    """Train studies on all inner folds and return their scores; runs that are done are not repeated.
+@dataclass(frozen=True)
+class Runs:
+    """Where and how the runs of an advice take place.
 
     Args:
-        studies: The studies by name; one whose first phases are another of them goes on from it.
-        root: Folder of the runs.
+        folder: Folder of the advice.
         inner: Number of inner folds.
         parallel: Largest number of runs in parallel; None for as many as fit.
         step: Reports progress.
-        before: Finished runs; a study that begins with one of them goes on from it.
-
-    Raises:
-        RunError: All studies failed.
     """
-    return _play(studies, None, range(inner), root, inner, parallel, step, before)
 
+    folder: Path
+    inner: int
+    parallel: int | None = None
+    step: Step = silent
 
-def race(
-    studies: Mapping[str, Study],
-    reference: str,
-    kept: Collection[str],
-    root: Path,
-    inner: int,
-    parallel: int | None,
-    step: Step,
-    hopeful: Callable[[Played, Played], bool],
-    before: Sequence[Job] = (),
-) -> dict[str, Played]:
-    """Train studies like ``play``, but on the other inner folds only those that are hopeful after the first one.
+    def race(
+        self,
+        studies: Mapping[str, Study],
+        reference: str,
+        kept: Collection[str],
+        hopeful: Callable[[Played, Played], bool],
+    ) -> dict[str, Played]:
+        """Train studies like ``play``, but on the other inner folds only those that are hopeful after the first one.
 
-    Args:
-        studies: The studies by name.
-        reference: The study that the others are compared with.
-        kept: Studies that are trained on all folds, with the reference.
-        root: Folder of the runs.
-        inner: Number of inner folds.
-        parallel: Largest number of runs in parallel; None for as many as fit.
-        step: Reports progress.
-        hopeful: Returns whether a study goes on, by its scores in the first fold and those of the reference.
-        before: Finished runs; a study that begins with one of them goes on from it.
+        Args:
+            studies: The studies by name.
+            reference: The study that the others are compared with.
+            kept: Studies that are trained on all folds, with the reference.
+            hopeful: Returns whether a study goes on, by its scores in the first fold and those of the reference.
 
-    Raises:
-        RunError: The reference failed, or all others.
-    """
-    first = _play(studies, reference, [0], root, inner, parallel, step, before)
-    whole = {reference, *kept}
-    alive = {n: studies[n] for n, one in first.items() if n in whole or hopeful(one, first[reference])}
-    for name in (name for name in first if name not in alive):
-        step(f"{name} ends after the first inner fold: it gained at no hospital", 0)
-    played = _play(alive, reference, range(inner), root, inner, parallel, step, before)
-    return {n: played.get(n, one) for n, one in first.items() if n in played or n not in alive}
+        Raises:
+            RunError: The reference failed, or all others.
+        """
+        first = self.play(studies, STRATEGIES, folds=[0], reference=reference)
+        whole = {reference, *kept}
+        alive = {n: studies[n] for n, one in first.items() if n in whole or hopeful(one, first[reference])}
+        for name in (name for name in first if name not in alive):
+            self.step(f"{name} ends after the first inner fold: it gained at no hospital", 0)
+        played = self.play(alive, STRATEGIES, reference=reference)
+        return {n: played.get(n, one) for n, one in first.items() if n in played or n not in alive}
 
+    def play(
+        self,
+        studies: Mapping[str, Study],
+        place: str,
+        before: Sequence[Job] = (),
+        folds: Sequence[int] = (),
+        reference: str = "",
+    ) -> dict[str, Played]:
+        """Train studies on inner folds and return their scores; runs that are done are not repeated.
 
-def _play(
-    equal: Mapping[str, Study],
-    reference: str | None,
-    folds: Sequence[int],
-    root: Path,
-    inner: int,
-    parallel: int | None,
-    step: Step,
-    before: Sequence[Job] = (),
-) -> dict[str, Played]:
-    """Train studies with given rounds on some inner folds."""
-    jobs = {name: [inner_job(root, name, unselected(s), inner, k) for k in folds] for name, s in equal.items()}
-    every = [job for mine in jobs.values() for job in mine]
-    check(every)
-    refuse_too_large(every, root)
-    for job in every:
-        job.write()
-    step(f"{len(every)} runs", 0, (), _standings(jobs))
-    failed = work([*before, *every], parallel, with_standings(step, lambda: _standings(jobs)))
-    lost = {name: next((failed[j.title] for j in mine if j.title in failed), "") for name, mine in jobs.items()}
-    if reference and lost[reference]:
-        raise RunError(f"{reference} failed, which all others are compared with: {lost[reference]}")
-    if all(lost.values()):
-        name, why = next(iter(lost.items()))
-        raise RunError(f"{name} failed: {why}")
-    for name, why in lost.items():
-        if why:
-            step(f"{name} failed and is left out: {why}", 0)
-    return {name: played(equal[name], jobs[name]) for name in equal if not lost[name]}
+        Args:
+            studies: The studies by name; one whose first phases are another of them goes on from it.
+            place: Name of the folder of the runs.
+            before: Finished runs; a study that begins with one of them goes on from it.
+            folds: The inner folds; all without any.
+            reference: A study that must not fail.
+
+        Raises:
+            RunError: The reference failed, or all studies.
+        """
+        root, listed = self.folder / place, folds or range(self.inner)
+        jobs = {n: [inner_job(root, n, unselected(s), self.inner, k) for k in listed] for n, s in studies.items()}
+        every = [job for mine in jobs.values() for job in mine]
+        check(every)
+        refuse_too_large(every, root)
+        for job in every:
+            job.write()
+        self.step(f"{len(every)} runs", 0, (), _standings(jobs))
+        failed = work([*before, *every], self.parallel, with_standings(self.step, lambda: _standings(jobs)))
+        lost = {name: next((failed[j.title] for j in mine if j.title in failed), "") for name, mine in jobs.items()}
+        if reference and lost[reference]:
+            raise RunError(f"{reference} failed, which all others are compared with: {lost[reference]}")
+        if all(lost.values()):
+            name, why = next(iter(lost.items()))
+            raise RunError(f"{name} failed: {why}")
+        for name, why in lost.items():
+            if why:
+                self.step(f"{name} failed and is left out: {why}", 0)
+        return {name: played(studies[name], jobs[name]) for name in studies if not lost[name]}
 
 
 def _standings(jobs: Mapping[str, Sequence[Job]]) -> list[Standing]:

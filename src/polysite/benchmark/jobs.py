@@ -340,7 +340,7 @@ def settings(out: Path, bench: Bench, overrides: Mapping[str, str]) -> str:
     known = before["methods"]
     odd += [f"method {n}" for n, m in bench.methods.items() if n in known and known[n] != m]
     made = before.get("ensembles", {})
-    odd += [f"ensemble {n}" for n, e in mixed.items() if n in made and made[n] != e]
+    odd += [f"ensemble {n}" for n, e in mixed.items() if n in made and made[n] not in (e, {**e, "weights": "equal"})]
     if odd:
         raise RunError(f"{out} was begun with other settings ({odd[0]}); choose another --out, or remove it")
     mixed = {**made, **mixed}

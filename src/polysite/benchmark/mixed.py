@@ -6,7 +6,7 @@ They are made of finished runs when these have ended, in this process, and compa
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from polysite import config, ensembles
 from polysite.errors import ConfigError, PolysiteError, nearest
@@ -19,12 +19,10 @@ class EnsembleOf:
     Args:
         of: A method, with ``folds``; or at least two methods.
         folds: Inner folds of the cases that are not tested; the method is trained without each of them.
-        weights: ``equal``, or chosen on the ``validation`` cases that all members share.
     """
 
     of: tuple[str, ...]
     folds: int = 0
-    weights: Literal["equal", "validation"] = "equal"
 
     def __post_init__(self) -> None:
         if self.folds == 1 or self.folds < 0 or (len(self.of) == 1) != (self.folds > 0):
@@ -60,10 +58,10 @@ def inner_folds(found: Mapping[str, EnsembleOf], methods: Mapping[str, Mapping[s
     }
 
 
-def make(each: EnsembleOf, runs: Sequence[Path], out: Path) -> str:
+def make(runs: Sequence[Path], out: Path) -> str:
     """Make an ensemble of finished runs, or finish the one in the folder; return why it failed, or an empty text."""
     try:
-        ensembles.made_ensemble(runs, out, each.weights)
+        ensembles.made_ensemble(runs, out)
     except PolysiteError as problem:
         return str(problem)
     return ""

@@ -119,7 +119,7 @@ def _ensembles(
                 failed[job.title] = "a member of it failed"
                 continue
             step(f"{job.title}: made of {len(members)} runs", 0)
-            problem = mixed.make(each, ready, job.run)
+            problem = mixed.make(ready, job.run)
             if problem:
                 failed[job.title] = problem
             else:

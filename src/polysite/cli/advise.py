@@ -24,10 +24,7 @@ def advise(
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="NAME", help="Compare only this strategy. May be repeated.")
     ] = None,
-    recipe: Annotated[
-        bool,
-        typer.Option(help="Spend a budget on models, a very large one also on a recipe; or only compare strategies."),
-    ] = True,
+    models: Annotated[bool, typer.Option(help="Spend a budget on models, too; or only compare strategies.")] = True,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write, advice/STUDY by default; an existing one is continued.")
     ] = None,
@@ -38,22 +35,22 @@ def advise(
     """Advise a strategy for every hospital within a budget.
 
     Assesses how the hospitals differ, compares the strategies that the assessment proposes at equal local steps, adapts
-    the model to a hospital where that pays, and trains the advised study as long as the budget lasts; a very large one
-    first searches for a recipe. No test case is used. The same command continues an advice that was interrupted.
+    the model to a hospital where that pays, and trains the advised study as long as the budget lasts. No test case is
+    used. The same command continues an advice that was interrupted.
     """
     study = study_of(config, override or [])
     from polysite import advice, tuning
     from polysite.report import live, tables
 
     given = {"trainings": trainings, "rounds": rounds, "hours": hours, "gigabytes": gigabytes}
-    if not recipe and any(value is not None for value in given.values()):
-        raise ConfigError("--no-recipe takes what the strategies take, so it has no budget; leave one of them out")
+    if not models and any(value is not None for value in given.values()):
+        raise ConfigError("--no-models takes what the strategies take, so it has no budget; leave one of them out")
     budget, _ = tuning.budget(study, tuning.load(methods=["fedavg"]), default=advice.TRAININGS, **given)  # type: ignore[arg-type]
     target = out or Path("advice") / (config.stem if config else "phantom")
     if config is not None and target == config:
         raise ConfigError(f"--out {target} is the study itself; name another folder")
     with live.board("runs", None, quiet or as_json) as step:
-        found = advice.advise(study, target, budget if recipe else None, inner, jobs, step, only or ())
+        found = advice.advise(study, target, budget if models else None, inner, jobs, step, only or ())
     page = advice.write_page(found)
     if as_json:
         print(json.dumps(advice.plain(found)))

@@ -7,17 +7,12 @@ from typing import Annotated
 import typer
 
 from polysite.cli.base import Json, Quiet, app, say, watching
-from polysite.foreign import parse_json
 
 
 @app.command()
 def ensemble(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs of the same data.")],
     out: Annotated[Path, typer.Option(help="New run folder.")],
-    weights: Annotated[
-        str,
-        typer.Option(help="Weights of the members: equal, or chosen on validation cases, for every hospital."),
-    ] = "equal",
     page: Annotated[bool, typer.Option("--page/--no-page", help="Write OUT/index.html at the end.")] = True,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -28,15 +23,14 @@ def ensemble(
     trained; the new folder is a finished run.
     """
     from polysite import ensembles
-    from polysite.report import predicting, publish, tables
+    from polysite.report import publish, tables
 
     with watching(quiet, as_json) as watch:
-        run = ensembles.ensemble(runs, out, weights, watch)
+        run = ensembles.ensemble(runs, out, watch)
     made, options = publish.run_page(run.folder.path, page)
-    about = parse_json((run.folder.path / "ensemble.json").read_text())
     if as_json:
-        print(json.dumps({"run": str(run.folder.path), "ensemble": about, **run.result.plain()}))
+        members = {"members": made[0].first.ensemble}
+        print(json.dumps({"run": str(run.folder.path), "ensemble": members, **run.result.plain()}))
     elif not quiet:
         tables.show(made, options)
-        tables.show_grid(predicting.members(made[0].name, about))
         say(f"\nPage: {run.folder.path / 'index.html'}" if page else f"\nRun folder: {run.folder.path}")

@@ -2,7 +2,7 @@
 
 from polysite import ensembles
 
-ensembles.ensemble(["runs/fold0", "runs/fold1"], "runs/ensemble", weights="validation")
+ensembles.ensemble(["runs/fold0", "runs/fold1"], "runs/ensemble")
 ensembles.train_ensemble(study, "runs/three", trainings=3)
 """
 

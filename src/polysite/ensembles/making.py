@@ -1,18 +1,16 @@
 """Make an ensemble of finished runs: a finished run folder itself, whose model is the ensemble. Nothing is trained.
 
-If all members have one model for all hospitals and equal weights, the ensemble is one model for all, too (and new
-hospitals can use it). Otherwise every hospital has its own.
+If all members have one model for all hospitals, the ensemble is one model for all, too (and new hospitals can use it).
+Otherwise every hospital has its own.
 """
 
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-
-import torch
 
 from polysite import config, study
 from polysite.algorithms import ALGORITHMS, find
@@ -26,73 +24,54 @@ from polysite.engines.record import RoundRecord, SiteRecord
 from polysite.engines.rounds import Progress, Watch
 from polysite.engines.run_folder import RunFolder
 from polysite.ensembles.members import MemberRun, Parts, combined, read, served
-from polysite.ensembles.weights import Choice, equal, on_validation
 from polysite.errors import ConfigError, RunError
 from polysite.models.ensemble import Ensemble, joined
 from polysite.payload import Payload, SiteId
 from polysite.spreadsheets import Writer
 from polysite.study import OpenedStudy, Run
 from polysite.training.cleaning import Clean
-from polysite.training.network import Network
-from polysite.training.torch_site import TorchSite
-from polysite.tree import Tree
 
-WEIGHTS = ("equal", "validation")
 ABOUT = "ensemble.json"
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """What the hospitals of an ensemble use: the models of every member, and their weights."""
-
-    models: Sequence[Mapping[SiteId, Tree]]
-    choices: Mapping[SiteId, Choice]
-    shared: bool  # whether all hospitals use the same ensemble
-
-    def tree(self, site: SiteId) -> Tree:
-        """Return the parameters of a hospital's ensemble."""
-        weights = torch.tensor(self.choices[site].weights, dtype=torch.float32)
-        return joined([models[site] for models in self.models], weights)
-
-
-def ensemble(runs: Sequence[Path | str], out: Path | str, weights: str = "equal", watch: Watch = Watch()) -> Run:
+def ensemble(runs: Sequence[Path | str], out: Path | str, watch: Watch = Watch()) -> Run:
     """Make an ensemble of finished runs, evaluate it on the test cases, and write it as a finished run folder.
 
     Args:
         runs: Folders of finished, simulated runs of the same data: other folds, other methods, or a global and a
             personal model. Their test cases must not be training or validation cases of one another.
         out: The new folder.
-        weights: ``equal``, or chosen for every hospital on its ``validation`` cases (those of all members), shrunk
-            towards equal weights where there are few.
         watch: Observer of the progress.
 
     Masks are cleaned (``train.clean``) if all members clean in the same way.
     """
-    if weights not in WEIGHTS:
-        raise ConfigError(f"weights = {weights!r}: {' or '.join(map(repr, WEIGHTS))}")
     target = Path(out)
     if target.exists():
         raise RunError(f"{target} exists already; an ensemble never overwrites a run: choose another folder")
     members = read(runs)
     chosen, dealt = _study(members, target)
-    if weights == "validation" and not any(splits["validation"] for splits in dealt.values()):
-        raise ConfigError(
-            "no case validates in all members, so none can choose weights; leave out the weights, or use runs with the "
-            "same validation cases"
-        )
     wanted = sorted(s for s, splits in dealt.items() if any(splits[k] for k in SPLITS))
     found = [served(member, wanted, watch) for member in members]
     sites = study.build_sites(chosen, dealt, watch)
-    models = [trees for trees, _ in found]
-    choices = {s: equal(len(members)) for s in wanted}
-    if weights == "validation":
-        choices = on_validation(sites, models, _networks(chosen))
-    shared = all(one for _, one in found) and len({c.weights for c in choices.values()}) == 1
-    mixture = Mixture(models, choices, shared)
-    return _written(_held(chosen, dealt, shared), dealt, sites, mixture, members, target, weights, watch)
+    trees = {site: joined([models[site] for models, _ in found]) for site in wanted}
+    shared = all(one for _, one in found)
+    chosen = _held(chosen, dealt, shared)
+    phases = study.build_phases(chosen, sites)
+    first, names = phases[0].transport.lift(trees[wanted[0]]), phases[0].transport.names
+    state = phases[0].algorithm.init(first, names)
+    memories = {} if shared else {s: Payload(model=trees[s]) for s in names}
+    about = {"members": [{"name": m.name, "run": str(m.folder.path.resolve())} for m in members]}
+    more = {ABOUT: json.dumps(about, indent=1) + "\n"}
+    folder = RunFolder.create(target, config.dump(study.pinned(chosen)), chosen.seed, table(dealt), more=more)
+    with folder.alone():  # as a run whose only round has ended
+        folder.append(RoundRecord(0, 0, _effort(members, names)))
+        at = adopt(folder, phases[0], Progress(0, state, memories, versions=dict.fromkeys(names, 0)))
+        line = f"ensemble of {', '.join(str(m.folder.path) for m in members)}"
+        opened = OpenedStudy(phases, first, sites, [line])
+        return study.conducted(chosen, dealt, opened, folder, at, watch, evaluate=True, until=None)
 
 
-def made_ensemble(runs: Sequence[Path | str], out: Path, weights: str = "equal", watch: Watch = Watch()) -> Run:
+def made_ensemble(runs: Sequence[Path | str], out: Path, watch: Watch = Watch()) -> Run:
     """Return the ensemble in a folder; make it if it is missing, and anew if it was interrupted.
 
     Nothing is trained in an ensemble, so an unfinished one has nothing to lose.
@@ -102,7 +81,7 @@ def made_ensemble(runs: Sequence[Path | str], out: Path, weights: str = "equal",
         return Run(folder, folder.result)
     if (out / ABOUT).exists():
         shutil.rmtree(out)
-    return ensemble(runs, out, weights, watch)
+    return ensemble(runs, out, watch)
 
 
 def _study(members: Sequence[MemberRun], out: Path) -> tuple[Study, Mapping[SiteId, SiteSplit]]:
@@ -150,49 +129,9 @@ def _held(chosen: Study, dealt: Mapping[SiteId, SiteSplit], shared: bool) -> Stu
     if stranger is not None:
         raise ConfigError(
             f"{stranger!r} does not train, so it can use an ensemble only if all hospitals share one: take members "
-            "with one model for all, and equal weights"
+            "with one model for all"
         )
     return replace(chosen, algorithm=find("local", ALGORITHMS, "algorithm")())
-
-
-def _networks(chosen: Study) -> list[Network]:
-    """Return the networks of the members."""
-    assert isinstance(chosen.model, Ensemble)
-    return [Network(study.build_module(replace(chosen, model=m)), chosen.train) for m in chosen.model.members]
-
-
-def _written(
-    chosen: Study,
-    dealt: Mapping[SiteId, SiteSplit],
-    sites: Mapping[SiteId, TorchSite],
-    mixture: Mixture,
-    members: Sequence[MemberRun],
-    out: Path,
-    weights: str,
-    watch: Watch,
-) -> Run:
-    """Write the run folder, as that of a run whose only round has ended, and evaluate it."""
-    phases = study.build_phases(chosen, sites)
-    lift, names = phases[0].transport.lift, phases[0].transport.names
-    first = lift(mixture.tree(next(iter(mixture.choices))))
-    state = phases[0].algorithm.init(first, names)
-    memories = {} if mixture.shared else {s: Payload(model=mixture.tree(s)) for s in names}
-    about = {
-        "weights": weights,
-        "members": [{"name": m.name, "run": str(m.folder.path.resolve())} for m in members],
-        "sites": {site: asdict(choice) for site, choice in sorted(mixture.choices.items())},
-    }
-    more = {ABOUT: json.dumps(about, indent=1) + "\n"}
-    folder = RunFolder.create(out, config.dump(study.pinned(chosen)), chosen.seed, table(dealt), more=more)
-    with folder.alone():
-        folder.append(RoundRecord(0, 0, _effort(members, names)))
-        at = adopt(folder, phases[0], Progress(0, state, memories, versions=dict.fromkeys(names, 0)))
-        opened = OpenedStudy(phases, first, sites, [_line(members)])
-        return study.conducted(chosen, dealt, opened, folder, at, watch, evaluate=True, until=None)
-
-
-def _line(members: Sequence[MemberRun]) -> str:
-    return f"ensemble of {', '.join(str(m.folder.path) for m in members)}"
 
 
 def _effort(members: Sequence[MemberRun], names: Sequence[SiteId]) -> dict[SiteId, SiteRecord]:

@@ -1,10 +1,11 @@
 """An ensemble: several networks, of one kind or of different kinds, whose logits are averaged.
 
-    z(x) = sum_m a_m z_m(x),    sum_m a_m = 1
+    z(x) = sum_m a_m z_m(x),    a_m = 1 / M
 
-The weights a_m are part of the parameters, so that every hospital may have its own. An ensemble is not trained:
-``polysite ensemble`` makes it of finished runs. Logits are averaged rather than probabilities, as those of mirror
-images and of overlapping windows are: masks and exported models start from logits with or without an ensemble.
+The weights a_m are part of the parameters: in ensembles that polysite 0.1.0 made, hospitals may have others. An
+ensemble is not trained: ``polysite ensemble`` makes it of finished runs. Logits are averaged rather than probabilities,
+as those of mirror images and of overlapping windows are: masks and exported models start from logits with or without an
+ensemble.
 """
 
 from collections.abc import Sequence
@@ -61,12 +62,14 @@ class Ensemble:
         return EnsembleNetwork([m.build(**shape, seed=seed + k) for k, m in enumerate(self.members)])
 
 
-def joined(models: Sequence[Tree], weights: Any) -> Tree:
-    """Return the parameters of an ensemble of these models, with a weight for each.
+def joined(models: Sequence[Tree]) -> Tree:
+    """Return the parameters of an ensemble of these models.
 
     >>> import numpy as np
-    >>> sorted(joined([{"head.bias": np.zeros(1)}, {"head.bias": np.ones(1)}], np.array([0.5, 0.5])))
+    >>> sorted(joined([{"head.bias": np.zeros(1)}, {"head.bias": np.ones(1)}]))
     ['members.0.head.bias', 'members.1.head.bias', 'weights']
     """
+    from torch import full
+
     parts = {f"members.{k}.{name}": leaf for k, model in enumerate(models) for name, leaf in model.items()}
-    return {**parts, WEIGHTS: weights}
+    return {**parts, WEIGHTS: full((len(models),), 1 / len(models))}

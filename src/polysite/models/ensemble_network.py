@@ -7,7 +7,7 @@ from torch import nn
 
 
 class EnsembleNetwork(nn.Module):
-    """Several networks, and a buffer of their weights, which are equal at first."""
+    """Several networks, and a buffer of their weights."""
 
     weights: torch.Tensor
 

@@ -24,7 +24,6 @@ from polysite.report import (
     figures,
     guarding,
     hospital_figures,
-    predicting,
     protections,
     published,
     viewer,
@@ -239,10 +238,10 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
 
 
 def _predicting(methods: Sequence[Method]) -> Iterator[Section]:
-    """Yield the members of ensembles with their weights."""
-    members = [predicting.members(m.name, m.first.ensemble) for m in methods if m.first.ensemble]
-    if members:
-        yield Section("members", "Members of the ensemble", tuple(members))
+    """Yield the members of ensembles."""
+    made = [f"{m.name}: {', '.join(each['name'] for each in m.first.ensemble)}." for m in methods if m.first.ensemble]
+    if made:
+        yield Section("members", "Members of the ensemble", tuple(made))
 
 
 def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:

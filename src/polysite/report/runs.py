@@ -134,13 +134,14 @@ class Summary:
     common: Mapping[str, Scores] = field(default_factory=dict)  # scores if all sites used the model of best_round
 
     @cached_property
-    def ensemble(self) -> Mapping[str, Any]:
-        """Members and weights of an ensemble; empty for any other run."""
+    def ensemble(self) -> Sequence[Mapping[str, str]]:
+        """Name and folder of every member of an ensemble; empty for any other run."""
         path = self.path / "ensemble.json"
+        if not path.is_file():
+            return ()
         try:
-            found: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
-            return found
-        except (OSError, ValueError) as problem:
+            return tuple(parse_json(path.read_text(encoding="utf-8"))["members"])
+        except (OSError, ValueError, KeyError) as problem:
             raise RunError(f"{path} cannot be read: {problem}; make the ensemble again") from problem
 
     @property

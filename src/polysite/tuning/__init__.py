@@ -3,7 +3,7 @@
 from polysite.tuning.budgets import budget
 from polysite.tuning.page import write as write_page
 from polysite.tuning.runners import Runner, Simulated
-from polysite.tuning.search import Plan, Tuned, least, plan, tune
+from polysite.tuning.search import Plan, Tuned, plan, tune
 from polysite.tuning.space import Space, load
 from polysite.tuning.tables import plan_table, table
 
@@ -14,7 +14,6 @@ __all__ = [
     "Space",
     "Tuned",
     "budget",
-    "least",
     "load",
     "plan",
     "plan_table",

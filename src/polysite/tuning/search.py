@@ -9,7 +9,7 @@ import io
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,6 @@ class Tuned:
     study: Study  # the best
     rung: int  # rungs that have ended
     rungs: int
-    jobs: Mapping[str, Sequence[Job]] = field(default_factory=dict)  # runs of every candidate, one per inner fold
 
     @classmethod
     def of(
@@ -69,12 +68,11 @@ class Tuned:
         base: Study,
         rung: int,
         rungs: int,
-        jobs: Mapping[str, Sequence[Job]],
     ) -> "Tuned":
         """Rank the candidates of a search; the first one is the reference."""
         ranked = sorted(rows.values(), key=lambda row: (-row.share, -(row.score or 0.0)))
         best = replace(studies[ranked[0].run], split=base.split)
-        return cls(folder, tuple(ranked), next(iter(rows.values())), best, rung, rungs, jobs)
+        return cls(folder, tuple(ranked), next(iter(rows.values())), best, rung, rungs)
 
     @property
     def best(self) -> Row:
@@ -124,15 +122,10 @@ def plan(base: Study, space: Space, trainings: float, inner: int = 3) -> Plan:
     if not count:
         raise ConfigError(
             f"the budget is {trainings:.3g} trainings, but one candidate of each of {methods} methods on {inner} inner "
-            f"folds takes {least(base, space, inner):.3g}: name fewer methods, or raise the budget"
+            f"folds takes {inner * cost(rungs(methods, shortest)):.3g}: name fewer methods, or raise the budget"
         )
     chosen = space.candidates(base, count, base.seed)
     return Plan(chosen, rungs(len(chosen), shortest), inner)
-
-
-def least(base: Study, space: Space, inner: int = 3) -> float:
-    """Return the smallest budget of a search in trainings: one candidate of every method."""
-    return inner * cost(rungs(len(space.methods), _shortest(base)))
 
 
 def _shortest(base: Study) -> float:
@@ -196,7 +189,7 @@ def tune(
         failed = runner.work([j for mine in listed.values() for j in mine], told)
         rows |= {n: _row(rows[n], rung.share, mine, _why(mine, failed)) for n, mine in listed.items()}
         _write(out, rows)
-        found = Tuned.of(out, rows, studies, base, number, last, jobs)
+        found = Tuned.of(out, rows, studies, base, number, last)
         if not found.reference.failed:
             seen(found)
     _refuse_lost(rows[reference])
