@@ -38,6 +38,10 @@ class Speed:
     step: float
     case: float  # validated or tested
 
+    def seconds(self, steps: int, cases: int) -> float:
+        """Return the seconds of so many steps and cases."""
+        return steps * self.step + cases * self.case
+
 
 @dataclass(frozen=True)
 class Pace(Speed):

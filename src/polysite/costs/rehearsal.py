@@ -134,6 +134,7 @@ def rehearse(
     effort: Effort = Effort(),
     *,
     rounds: int,
+    most: int | None = None,
     cohort: Callable[[int], Collection[SiteId]] | None = None,
     validation: Mapping[SiteId, int] | None = None,
     validate_every: int = 1,
@@ -151,6 +152,7 @@ def rehearse(
         train: Number of training cases of every site.
         effort: Settings of local training.
         rounds: Number of rounds.
+        most: Rounds to rehearse; the others are assumed to be like the last of these. None rehearses all.
         cohort: Returns the sites that take part in a round; None for all sites with training cases.
         validation: Number of validation cases of every site.
         validate_every: Rounds between validations.
@@ -161,18 +163,21 @@ def rehearse(
     start = {k: np.ones((1,) * len(v.shape), str(v.dtype).rpartition(".")[2]) for k, v in params.items()}
     names = sorted(i for i, n in train.items() if n)
     state, memory = algorithm.init(start, names), {i: Payload() for i in names}
+    trained: dict[SiteId, Load] = {}
     for index in range(rounds):
-        asked = names if cohort is None else cohort(index)
-        sent = algorithm.send(state, [i for i in names if i in asked])
-        replies, loads = {}, {}
-        for i, got in sent.items():
-            site = Understudy(train[i], start, effort, modalities)
-            replies[i], memory[i] = algorithm.local(got, memory[i], site)
-            steps = sum(f.steps for f in site.fits)
-            loads[i] = Load(steps, 0, _nbytes(got, elements), _nbytes(replies[i], elements), site.patches)
-        state = algorithm.merge(state, replies) if replies else state
-        if look:
-            look(state, memory)
+        if most is None or index < most:
+            asked = names if cohort is None else cohort(index)
+            sent = algorithm.send(state, [i for i in names if i in asked])
+            replies, trained = {}, {}
+            for i, got in sent.items():
+                site = Understudy(train[i], start, effort, modalities)
+                replies[i], memory[i] = algorithm.local(got, memory[i], site)
+                steps = sum(f.steps for f in site.fits)
+                trained[i] = Load(steps, 0, _nbytes(got, elements), _nbytes(replies[i], elements), site.patches)
+            state = algorithm.merge(state, replies) if replies else state
+            if look:
+                look(state, memory)
+        loads = dict(trained)
         ended = hasattr(algorithm, "is_finished") and algorithm.is_finished(state)
         if (index + 1) % validate_every == 0 or index + 1 == rounds or ended:
             loads.update({i: replace(loads.get(i, Load()), cases=n) for i, n in (validation or {}).items()})
