@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 
 from polysite import benchmark, study
 from polysite.benchmark import jobs as benchmark_jobs
-from polysite.benchmark import room
 from polysite.benchmark.jobs import studies
 from polysite.cli import app
 from polysite.data.federation import Dirichlet, Iid
 from polysite.errors import ConfigError
 from polysite.machine import Memory
+from polysite.study import estimate
 
 plan = import_module("polysite.benchmark.plan")  # the package has a function of this name
 running = import_module("polysite.benchmark.run")
@@ -149,19 +149,18 @@ def test_what_cannot_be_meant_is_refused_before_training(write, tmp_path, text, 
 def test_a_step_that_exceeds_the_memory_is_refused(write, tmp_path, monkeypatch):
     bench = write(HEAD + REST).only(["fedavg"])
     listed = jobs(bench, tmp_path)
-    room.refuse_too_large(listed, tmp_path)
-    step = room.step_bytes(listed[0].study, study.build_module(listed[0].study))
-    assert step.model == 4 * sum(v.numel() for v in study.initial_params(listed[0].study).values())
-    voxels = 16**3 * listed[0].study.train.batch
-    assert step.layers > 4 * 2 * 2 * voxels  # at least two layers of two channels at full size
-    monkeypatch.setattr(room, "device_memory", lambda chosen: ("this machine", Memory(step.total - 1, 0)))
+    benchmark_jobs.refuse_too_large(listed, tmp_path)
+    step = estimate.step_bytes(listed[0].study, study.build_module(listed[0].study))
+    monkeypatch.setattr(benchmark_jobs, "device_memory", lambda chosen: ("this machine", Memory(step.total - 1, 0)))
     sentence = "fedavg, natural, fold 0, seed 0: a training step with . patches of 16 x 16 x 16 takes at least"
     with pytest.raises(ConfigError, match=sentence):
-        room.refuse_too_large(listed, tmp_path)
-    monkeypatch.undo()
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10}))
+        benchmark_jobs.refuse_too_large(listed, tmp_path)
+    benchmark_jobs.refuse_too_large(listed, tmp_path, elsewhere=True)
+    monkeypatch.setattr(benchmark_jobs, "free_disk", lambda path: 3 * 5 * step.model - 1)  # five models of each run
     with pytest.raises(ConfigError, match="the models of 3 runs take at least"):
-        room.refuse_too_large(listed, tmp_path)
+        benchmark_jobs.refuse_too_large(listed, tmp_path, elsewhere=True)
+    monkeypatch.setattr(benchmark_jobs, "free_disk", lambda path: 3 * 5 * step.model)
+    benchmark_jobs.refuse_too_large(listed, tmp_path, elsewhere=True)
 
 
 def test_a_plan_counts_federations_and_swept_values(write, monkeypatch):

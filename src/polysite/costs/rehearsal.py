@@ -7,34 +7,15 @@ memory. Bytes are counted at the real size of the arrays.
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from polysite.algorithms.base import Algorithm
 from polysite.costs.model import Load
 from polysite.payload import Payload, SiteId
 from polysite.site import Budget, Cases, CaseScore, Fit, Objective, Scores, Sketch
 from polysite.tree import Tree
-
-
-class Exchange(Protocol):
-    """The methods of an algorithm that a rehearsal calls."""
-
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> Any:
-        """Return the server's first state."""
-        ...
-
-    def send(self, state: Any, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        """Return the payload for every site of the cohort."""
-        ...
-
-    def local(self, got: Payload, memory: Payload, site: Any) -> tuple[Payload, Payload]:
-        """Return the reply of a site and its new memory."""
-        ...
-
-    def merge(self, state: Any, replies: Mapping[SiteId, Payload]) -> Any:
-        """Return the state after the replies."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -128,7 +109,7 @@ class Understudy:
 
 
 def rehearse(
-    algorithm: Exchange,
+    algorithm: Algorithm[Any],
     params: Tree,
     train: Mapping[SiteId, int],
     effort: Effort = Effort(),
@@ -186,7 +167,7 @@ def rehearse(
             return
 
 
-def traffic(algorithm: Exchange, params: Tree, sites: Sequence[SiteId]) -> dict[SiteId, tuple[int, int]]:
+def traffic(algorithm: Algorithm[Any], params: Tree, sites: Sequence[SiteId]) -> dict[SiteId, tuple[int, int]]:
     """Return (bytes down, bytes up) of every site in a round after the first."""
     *_, loads = rehearse(algorithm, params, dict.fromkeys(sites, 1), rounds=2)
     return {i: (load.down, load.up) for i, load in loads.items()}

@@ -44,7 +44,6 @@ Look = Callable[[Any, Mapping[str, Payload]], None]  # sees the server's state a
 FLOAT, HALF, DOUBLE = 4, 2, 8  # bytes of a number
 SIDE = 32  # voxels of a side of the patch whose layers are measured
 COPIES = 3  # of the parameters in a step: the model, its gradients, and what the server sent
-SAMPLE = 8  # largest number of sites to rehearse for their memory; the others are assumed to need the same
 UNKNOWN = 1 << 62
 CROPPED = 8  # times that cropping to the foreground may make a scan smaller; known only when it is opened
 VERSIONS = 6  # of a hospital's memory and of models on its disk: the last, the best, and those that checkpoints need
@@ -152,21 +151,13 @@ class Exchanged:
 
 
 def exchanged(phase: Study, params: Tree, train: Mapping[str, int]) -> Exchanged:
-    """Return the bytes of a phase, from a rehearsal of two rounds; those of many sites from a few of them."""
-    if phase.run.pooled or len(train) <= SAMPLE:
-        return _exchanged(phase, params, train)
-    few = [dict(list(train.items())[:count]) for count in (SAMPLE // 2, SAMPLE)]
-    half, some = (_exchanged(phase, params, each) for each in few)
-    if some == Exchanged():  # the algorithm needs more sites, or these by name
-        return _exchanged(phase, params, train)
-    times = len(train) / SAMPLE
-    grown = max(0, some.state - half.state) / (SAMPLE // 2)  # with every site
-    state = some.state + int(grown * (len(train) - SAMPLE))
-    return Exchanged(state, int(some.memories * times), int(some.replies * times))
+    """Return the bytes of a phase, from a rehearsal of two rounds; zeros if its algorithm cannot be rehearsed.
 
-
-def _exchanged(phase: Study, params: Tree, train: Mapping[str, int]) -> Exchanged:
-    """Return the bytes of a phase with these sites; zeros if its algorithm cannot be rehearsed with them."""
+    Args:
+        phase: The phase of a study.
+        params: Initial parameters.
+        train: Number of training cases of every site that trains.
+    """
     elements = {k: prod(v.shape) for k, v in params.items()}
     states, memories = [0], [0]
 
