@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 
 import pytest
 from typer.testing import CliRunner
 
+import tiny_bench
 from polysite import benchmark, study
 from polysite.benchmark import jobs as benchmark_jobs
 from polysite.benchmark.jobs import studies
@@ -29,37 +31,19 @@ federations = [
     { title = "mixed / 2", federation = { name = "dirichlet", by = "site", alpha = 9, sites = 2, least = 6, draw = 1 }},
 ]
 """
-REST = """
-[study]
-model = { filters = [2, 4, 4] }
-assess = { projections = 0, permutations = 99, resamples = 100, fewest = 2 }
-split = { keep = true }
-train = { patch = [16, 16, 16], device = "cpu", augment = "none" }
-run = { rounds = 1 }
-
-[study.data]
-name = "phantom"
-shape = [24, 24, 24]
-
-[study.data.sites]
-east = { cases = 7 }
-north = { cases = 7, scanner = 2 }
-west = { cases = 7, scanner = 9 }
-
-[methods]
-centralised.run.pooled = true
-fedavg = {}
-"""
+REST = tiny_bench.text(
+    "centralised.run.pooled = true\nfedavg = {}\n",
+    "",
+    sites={"east": {"cases": 7}, "north": {"cases": 7, "scanner": 2}, "west": {"cases": 7, "scanner": 9}},
+    assess={"projections": 0, "permutations": 99, "resamples": 100, "fewest": 2},
+    split={"keep": True},
+)
 SWEPT = '\n[methods.prox]\nalgorithm = "fedprox"\n\n[sweep]\n"algorithm.mu" = [0, 1]\n"train.lr" = [0.1, 0.2]\n'
 
 
 @pytest.fixture
 def write(tmp_path):
-    def written(text):
-        (tmp_path / "axes.toml").write_text(text)
-        return benchmark.load(str(tmp_path / "axes.toml"))
-
-    return written
+    return partial(tiny_bench.load, tmp_path)
 
 
 def jobs(bench, out, **overrides):
@@ -99,7 +83,7 @@ def test_swept_values_are_combined_for_the_methods_that_have_the_key(write, tmp_
     only = write(HEAD.split("federations")[0] + 'sweep_methods = ["prox"]\n' + REST + SWEPT)
     assert list(studies(only, {}))[:3] == ["centralised", "fedavg", "prox, mu = 0, lr = 0.1"]
     assert list(studies(only.only(["fedavg"]), {})) == ["fedavg"]
-    with pytest.raises(ConfigError, match=r"--set train\.lr=0\.3, but axes sweeps this key"):
+    with pytest.raises(ConfigError, match=r"--set train\.lr=0\.3, but tiny sweeps this key"):
         jobs(bench, tmp_path, **{"train.lr": "0.3"})
 
 
@@ -127,15 +111,15 @@ def test_a_method_that_deals_the_cases_anew_has_an_assessment_of_its_own(write, 
     [
         (HEAD.replace('"mixed / 2"', '"natural"') + REST, "two federations are called 'natural'"),
         (HEAD.replace("federation = {", "federatino = {") + REST, "unknown key 'federation.federatino'"),
-        (HEAD + REST + '\nother.federation = "iid"\n', "the method 'other' of axes has a federation"),
+        (HEAD + REST + '\nother.federation = "iid"\n', "the method 'other' of tiny has a federation"),
         (HEAD + REST + SWEPT.replace("algorithm.mu", "split.test"), "would change the cases that are compared"),
         (HEAD + REST + SWEPT.replace("algorithm.mu", "algorithm.muu"), "this key; in 'algorithm', did you mean 'mu'"),
         (HEAD + REST + SWEPT.replace("algorithm.mu", "trian.lr"), "there is no section 'trian'; did you mean 'train'"),
-        (HEAD + REST + "fedprox = {}", "'fedprox' of axes sets no algorithm and would train fedavg"),
+        (HEAD + REST + "fedprox = {}", "'fedprox' of tiny sets no algorithm and would train fedavg"),
         (HEAD + REST + SWEPT.replace("[0, 1]", "[1]"), "needs a list of at least two values"),
         (HEAD + REST + SWEPT.replace("[0, 1]", "[1, 1.0]"), "names a value twice"),
         (HEAD + 'sweep_methods = ["prix"]' + REST + SWEPT, "sweep_methods names 'prix'; did you mean 'prox'"),
-        (HEAD.replace('= "fedavg"', '= "fedavq"') + REST, "the reference 'fedavq' of axes is no method"),
+        (HEAD.replace('= "fedavg"', '= "fedavq"') + REST, "the reference 'fedavq' of tiny is no method"),
         (HEAD + REST + '[compare]\nfigures = ["distances"]', "there is no figure 'distances'; did you mean 'distance'"),
         (HEAD + REST + '[published.settings]\nnaturel = "x"', "published.settings names the federation 'naturel'"),
     ],
@@ -212,7 +196,7 @@ def test_federations_without_a_shared_case_have_no_figure_of_distances(write, tm
 @pytest.mark.soak
 def test_from_one_file_to_the_page_over_all_federations(write, tmp_path):
     write(HEAD + REST)
-    words = ["bench", str(tmp_path / "axes.toml"), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    words = ["bench", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "out"), "--jobs", "1"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output + str(done.exception)
     assert "Does distance predict loss?" in done.output and "iid, sites = 2" in done.output

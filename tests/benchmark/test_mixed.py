@@ -6,27 +6,23 @@ import pytest
 import tomli_w
 
 import polysite as ps
+import tiny_bench
 from polysite import benchmark
 from polysite.benchmark.mixed import EnsembleOf
 from polysite.errors import ConfigError
 
+CASES = {"cases": 5}
 TINY = {
     "title": "mixed",
     "reference": "fedavg",
-    "study": {
-        "model": {"name": "unet", "filters": [2, 4, 4]},
-        "data": {"name": "phantom", "shape": [24, 24, 24], "sites": {"a": {"cases": 5}, "b": {"cases": 5}}},
-        "train": {"patch": [24, 24, 24], "device": "cpu", "augment": "none"},
-        "run": {"rounds": 1},
-    },
+    "study": tiny_bench.study(sites={"a": CASES, "b": CASES}),
     "methods": {"fedavg": {}},
     "ensembles": {"folds": {"of": "fedavg", "folds": 2}},
 }
 
 
 def load(tmp_path, **changes):
-    (tmp_path / "mixed.toml").write_text(tomli_w.dumps({**TINY, **changes}))
-    return benchmark.load(str(tmp_path / "mixed.toml"))
+    return tiny_bench.load(tmp_path, tomli_w.dumps({**TINY, **changes}))
 
 
 def train_here(listed, most, step):

@@ -3,8 +3,10 @@
 import csv
 import tomllib
 from dataclasses import replace
+from functools import cache
 from importlib import import_module, resources
 from math import prod
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from polysite.algorithms import name_of
 from polysite.benchmark.jobs import studies
 from polysite.engines.run_folder import file_name
 from polysite.report.published import numbers, sizes
+from tiny_bench import rows
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 A = {"paper_a_fets": "FeTS", "paper_a_prostate": "Prostate", "paper_a_kits": "Fed-KITS2019"}
@@ -56,15 +59,10 @@ def given(bench):
     return tomllib.loads(resources.files("polysite").joinpath("benches", f"{bench}.toml").read_text(encoding="utf-8"))
 
 
+@cache
 def every(bench):
     """Return the study of every method of a benchmark; its data folder does not exist and is not opened."""
     return studies(benchmark.load(bench), {"data.name": "files", "data.path": "absent"})
-
-
-def reach(value, path):
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
 
 
 A_VALUES = {  # key of a study -> what paper A prints for a dataset
@@ -95,7 +93,7 @@ A_VALUES = {  # key of a study -> what paper A prints for a dataset
 @pytest.mark.parametrize("key", A_VALUES)
 @pytest.mark.parametrize("bench", A)
 def test_a_value_of_paper_a(bench, key):
-    wanted, found = A_VALUES[key](A[bench]), {m: reach(s, key) for m, s in every(bench).items()}
+    wanted, found = A_VALUES[key](A[bench]), {m: attrgetter(key)(s) for m, s in every(bench).items()}
     assert found == dict.fromkeys(found, wanted)
 
 
@@ -164,7 +162,7 @@ D_VALUES = {  # key of a study -> the value; what paper D prints, or "our choice
 @pytest.mark.parametrize("key", D_VALUES)
 @pytest.mark.parametrize("bench", [*D, *SWEEPS])
 def test_a_value_of_paper_d(bench, key):
-    found = {m: reach(s, key) for m, s in every(bench).items()}
+    found = {m: attrgetter(key)(s) for m, s in every(bench).items()}
     assert found == dict.fromkeys(found, D_VALUES[key])
 
 
@@ -233,17 +231,6 @@ def _parameters(model, dims, modalities, classes):
     return sum(prod(x.shape) for x in built.parameters())
 
 
-def rows(file):
-    with file.open(newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("POLYSITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 def run(bench, out, data, jobs=1):
     """Run a benchmark on a folder and write its pages."""
     given = {"data.name": "files", "data.path": f'"{data}"'}
@@ -279,7 +266,7 @@ def shortened(name, methods, federations):
 
 
 @pytest.mark.slow
-def test_two_federations_of_fed_kits_with_the_published_distances(tmp_path, cache):
+def test_two_federations_of_fed_kits_with_the_published_distances(tmp_path, one_thread):
     bench = benchmark.load("paper_a_kits", "tiny").only(["fedavg", "fedavg ω 0.5 (EMD)"])
     data, out = trees.fed_kits(tmp_path / "kits"), tmp_path / "out"
     run(bench, out, data)
@@ -299,7 +286,7 @@ def test_two_federations_of_fed_kits_with_the_published_distances(tmp_path, cach
 
 
 @pytest.mark.slow
-def test_feddiv_and_fedavg_on_two_ratios_of_dfuc(tmp_path, cache):
+def test_feddiv_and_fedavg_on_two_ratios_of_dfuc(tmp_path, one_thread):
     bench = shortened("paper_d_dfuc", ["fedavg", "feddiv"], ("delta 1", "delta 4"))
     data, out = trees.dfuc2021(tmp_path / "dfuc"), tmp_path / "out"
     run(bench, out, data)
@@ -313,7 +300,7 @@ def test_feddiv_and_fedavg_on_two_ratios_of_dfuc(tmp_path, cache):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TREES)
-def test_a_benchmark_from_end_to_end(name, tmp_path, cache):
+def test_a_benchmark_from_end_to_end(name, tmp_path, one_thread):
     bench, out = benchmark.load(name, "tiny"), tmp_path / "out"
     run(bench, out, TREES[name](tmp_path / "data"), jobs=2)
     check_folder(bench, out, "sweep" if name in SWEEPS else "bars")
