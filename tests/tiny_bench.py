@@ -5,6 +5,8 @@ import csv
 import tomli_w
 
 from polysite import benchmark, config
+from polysite.benchmark import worker, workers
+from polysite.benchmark.last_run import LastRun
 
 SITES = {"east": {"cases": 8}, "north": {"cases": 8, "scanner": 2}, "west": {"cases": 9, "scanner": 9}}
 HEAD = 'title = "Tiny"\nreference = "fedavg"\n'
@@ -36,3 +38,18 @@ def rows(file):
     """The rows of a CSV file."""
     with file.open(newline="", encoding="utf-8") as stream:
         return list(csv.DictReader(stream))
+
+
+def work_here(jobs, most, step):
+    """Run jobs in this process as worker processes do; return the titles of those that failed."""
+    last, done, failed = LastRun(), [job for job in jobs if job.done], {}
+    for job in sorted(jobs, key=lambda job: len(job.study.then)):  # a job comes after the job it continues from
+        if job.done:
+            continue
+        job.run.parent.mkdir(parents=True, exist_ok=True)
+        if worker._run(workers.order(job, job.first(done), 1), last):
+            failed[job.title] = "it failed"
+        else:
+            done.append(job)
+        step(job.title)
+    return failed

@@ -1,11 +1,8 @@
 """Ensembles in a benchmark: compared like methods, made of its runs, refused with a reason."""
 
-import sys
-
 import pytest
 import tomli_w
 
-import polysite as ps
 import tiny_bench
 from polysite import benchmark
 from polysite.benchmark.mixed import EnsembleOf
@@ -25,16 +22,7 @@ def load(tmp_path, **changes):
     return tiny_bench.load(tmp_path, tomli_w.dumps({**TINY, **changes}))
 
 
-def train_here(listed, most, step):
-    """Train in this process what worker processes would."""
-    for job in listed:
-        if not job.done:
-            ps.train(job.study, job.run)
-    return {}
-
-
-def test_an_ensemble_of_inner_folds_is_compared_like_a_method(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["polysite.benchmark.run"], "work", train_here)
+def test_an_ensemble_of_inner_folds_is_compared_like_a_method(tmp_path, in_process):
     bench = load(tmp_path)
     done = benchmark.run(bench, tmp_path / "out")
     assert not done.failed and [m.name for m in done.cells[""]] == ["fedavg", "folds"]

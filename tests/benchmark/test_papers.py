@@ -159,75 +159,68 @@ def test_what_the_code_of_paper_b_decides():
     ]
 
 
-C_VALUES = [  # method, phase, key of a study, value; or the row of C's text
-    *((m, 0, "train.batch", ("3D U-Net", "batch size")) for m in ("centralised", "fedavg")),
-    *((m, 0, "train.weight_decay", ("all methods", "weight decay")) for m in ("centralised", "fedavg")),
-    ("centralised", 0, "train.lr", ("Centralized", "learning rate")),
-    ("centralised", 0, "run.rounds", ("Centralized", "epochs")),
-    ("centralised", 0, "train.augment", "full"),
-    ("centralised", 0, "train.gamma", 1.0),
-    ("fedavg", 0, "train.lr", ("FedAvg", "learning rate")),
-    ("fedavg", 0, "run.rounds", ("FedAvg", "communication rounds")),
-    ("fedavg", 0, "train.epochs", ("FedAvg", "local epochs per round")),
-    ("fedavg", 0, "train.augment", "full"),
-    ("fedavg", 0, "train.gamma", 1.0),
-    ("fedavg", 0, "train.overlap", ("3D U-Net", "sliding window overlap")),
-    ("local fine-tuning", 1, "algorithm.lr", (0.02,)),
-    ("local fine-tuning", 1, "run.rounds", ("Local Finetuning", "local epochs")),
-    ("local fine-tuning", 1, "train.augment", "full"),
-    ("cfft", 1, "train.lr", ("CFFT", "learning rate")),
-    ("cfft", 1, "algorithm.rounds", ("CFFT", "communication rounds")),
-    ("cfft", 1, "train.epochs", ("CFFT", "local epochs per round")),
-    ("cfft, ideal", 1, "train.lr", ("CFFT_ideal", "learning rate")),
-    ("cfft, ideal", 1, "algorithm.rounds", ("CFFT_ideal", "epochs")),
-    ("cfft, ideal", 1, "run.pooled", True),
-    *(
-        (m, 1, key, value)
-        for m in ("cfft", "cfft, ideal")
-        for key, value in {
-            "train.augment": "none",
-            "train.gamma": 1.0,
-            "algorithm.components": (10,),
-            "algorithm.bin_width": ("radiomic features", "histogram bin size"),
-            "algorithm.dimensions": ("PCA", "components"),
-            "algorithm.fit": "pooled",
-            "algorithm.restarts": 20,
-            "algorithm.iterations": 100,
-            "algorithm.seed": 6,
-            "algorithm.cases": "train+validation",
-            "algorithm.starts": "kmeans",
-        }.items()
-    ),
-    *(
-        (m, 0, key, value)
-        for m in ("local fine-tuning", "cfft", "cfft, ideal", "cfft, federated fit")
-        for key, value in {
-            "train.lr": ("FedAvg", "learning rate"),
-            "run.rounds": ("FedAvg", "communication rounds"),
-            "train.augment": "full",
-            "train.momentum": 0.0,
-            "train.loss": "dice",
-            "train.autocast": False,
-        }.items()
-    ),
-    *(
-        ("cfft, federated fit", 1, key, value)
-        for key, value in {
-            "train.lr": ("CFFT", "learning rate"),
-            "algorithm.rounds": ("CFFT", "communication rounds"),
-            "algorithm.fit": "federated",
-            "algorithm.fewest": 0,
-            "algorithm.seed": 6,
-        }.items()
-    ),
-]
+C_FIRST = {"train.lr": ("FedAvg", "learning rate"), "run.rounds": ("FedAvg", "communication rounds")}
+C_VALUES = {  # methods and phase -> key of a study: its value, or the row of C's text
+    (("centralised", "fedavg"), 0): {
+        "train.batch": ("3D U-Net", "batch size"),
+        "train.weight_decay": ("all methods", "weight decay"),
+        "train.augment": "full",
+        "train.gamma": 1.0,
+    },
+    (("centralised",), 0): {"train.lr": ("Centralized", "learning rate"), "run.rounds": ("Centralized", "epochs")},
+    (("fedavg",), 0): {
+        **C_FIRST,
+        "train.epochs": ("FedAvg", "local epochs per round"),
+        "train.overlap": ("3D U-Net", "sliding window overlap"),
+    },
+    (("local fine-tuning", "cfft", "cfft, ideal", "cfft, federated fit"), 0): {
+        **C_FIRST,
+        "train.augment": "full",
+        "train.momentum": 0.0,
+        "train.loss": "dice",
+        "train.autocast": False,
+    },
+    (("local fine-tuning",), 1): {
+        "algorithm.lr": (0.02,),
+        "run.rounds": ("Local Finetuning", "local epochs"),
+        "train.augment": "full",
+    },
+    (("cfft", "cfft, federated fit"), 1): {
+        "train.lr": ("CFFT", "learning rate"),
+        "algorithm.rounds": ("CFFT", "communication rounds"),
+        "algorithm.seed": 6,
+    },
+    (("cfft",), 1): {"train.epochs": ("CFFT", "local epochs per round")},
+    (("cfft, ideal",), 1): {
+        "train.lr": ("CFFT_ideal", "learning rate"),
+        "algorithm.rounds": ("CFFT_ideal", "epochs"),
+        "run.pooled": True,
+        "algorithm.seed": 6,
+    },
+    (("cfft", "cfft, ideal"), 1): {
+        "train.augment": "none",
+        "train.gamma": 1.0,
+        "algorithm.components": (10,),
+        "algorithm.bin_width": ("radiomic features", "histogram bin size"),
+        "algorithm.dimensions": ("PCA", "components"),
+        "algorithm.fit": "pooled",
+        "algorithm.restarts": 20,
+        "algorithm.iterations": 100,
+        "algorithm.cases": "train+validation",
+        "algorithm.starts": "kmeans",
+    },
+    (("cfft, federated fit",), 1): {"algorithm.fit": "federated", "algorithm.fewest": 0},
+}
 
 
-@pytest.mark.parametrize(("method", "phase", "key", "value"), C_VALUES)
-def test_a_value_of_paper_c(method, phase, key, value):
-    text = isinstance(value, tuple) and isinstance(value[0], str)
-    wanted = published("C_text", *value, C) if text else value
-    assert attrgetter(key)(printed("paper_c", method)[phase]) == wanted
+@pytest.mark.parametrize(("methods", "phase"), C_VALUES)
+def test_values_of_paper_c(methods, phase):
+    for key, value in C_VALUES[methods, phase].items():
+        text = isinstance(value, tuple) and isinstance(value[0], str)
+        wanted = published("C_text", *value, C) if text else value
+        assert {m: attrgetter(key)(printed("paper_c", m)[phase]) for m in methods} == dict.fromkeys(methods, wanted), (
+            key
+        )
 
 
 def test_the_network_and_the_split_of_paper_c():
@@ -293,7 +286,7 @@ needs_fets = pytest.mark.skipif(
 
 @needs_fets
 @pytest.mark.slow
-def test_a_tenth_of_the_cases_and_two_methods_over_the_published_limited_folds(tmp_path, one_thread):
+def test_a_tenth_of_the_cases_and_two_methods_over_the_published_limited_folds(tmp_path, in_process):
     fake, out = fets.write(tmp_path / "fets", SHARED, share=0.1, size=8), tmp_path / "out"
     small, methods = ("--set", "train.patch=[8,8,8]", "--set", "run.rounds=1"), ("fedavg", "prior cfl")
     only = [word for method in methods for word in ("--only", method)]
@@ -311,7 +304,7 @@ def test_a_tenth_of_the_cases_and_two_methods_over_the_published_limited_folds(t
 
 @needs_fets
 @pytest.mark.slow
-def test_clusters_of_paper_c_on_a_few_cases(tmp_path, one_thread):
+def test_clusters_of_paper_c_on_a_few_cases(tmp_path, in_process):
     out, shown = tmp_path / "out", ("FeTS2022_01172", "FeTS2022_01441")
     fake = fets.write(tmp_path / "fets", SHARED, share=0.05, size=8, cases=shown)
     words = ("--only", "fedavg", "--only", "cfft", "--set", "train.patch=[8,8,8]", "--jobs", "1")
@@ -325,7 +318,7 @@ def test_clusters_of_paper_c_on_a_few_cases(tmp_path, one_thread):
 
 @needs_fets
 @pytest.mark.soak
-def test_papers_b_and_c_from_end_to_end(tmp_path, one_thread):
+def test_papers_b_and_c_from_end_to_end(tmp_path, in_process):
     fake = fets.write(tmp_path / "fets", SHARED)
     folds = {"paper_b": "folds", "paper_b_limited": "folds_limited"}
     for name, place in folds.items():
@@ -341,7 +334,7 @@ def test_papers_b_and_c_from_end_to_end(tmp_path, one_thread):
 
 
 @needs_fets
-def test_sites_and_folds_are_checked_before_any_training(tmp_path, one_thread):
+def test_sites_and_folds_are_checked_before_any_training(tmp_path, in_process):
     fake = fets.write(tmp_path / "fets", SHARED, share=0.01, size=4)
     words = ["bench", "paper_b", "--scale", "tiny", "--data", str(fake), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, [*words, "--folds", str(tmp_path)])
@@ -354,7 +347,7 @@ def test_sites_and_folds_are_checked_before_any_training(tmp_path, one_thread):
 
 
 @pytest.mark.slow
-def test_the_scanners_of_cc359_without_training(tmp_path, one_thread):
+def test_the_scanners_of_cc359_without_training(tmp_path, in_process):
     rng, grid = np.random.default_rng(0), np.stack(np.meshgrid(*[np.linspace(-1, 1, 12)] * 3))
     brain = (np.linalg.norm(grid, axis=0) < 0.8).astype(np.uint8)
     for k, (scanner, _) in enumerate(3 * list(sizes("C_sizes_cc359").items())):

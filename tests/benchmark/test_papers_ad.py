@@ -9,6 +9,7 @@ from math import prod
 from operator import attrgetter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import trees
@@ -91,10 +92,10 @@ A_VALUES = {  # key of a study -> what paper A prints for a dataset
 
 
 @pytest.mark.parametrize("key", A_VALUES)
-@pytest.mark.parametrize("bench", A)
-def test_a_value_of_paper_a(bench, key):
-    wanted, found = A_VALUES[key](A[bench]), {m: attrgetter(key)(s) for m, s in every(bench).items()}
-    assert found == dict.fromkeys(found, wanted)
+def test_a_value_of_paper_a(key):
+    for bench, data in A.items():
+        found = {m: attrgetter(key)(s) for m, s in every(bench).items()}
+        assert found == dict.fromkeys(found, A_VALUES[key](data)), bench
 
 
 @pytest.mark.parametrize("bench", A)
@@ -111,7 +112,6 @@ def test_the_methods_of_tables_3_and_4_of_paper_a(bench):
     assert titles == {f["title"] for f in given(bench)["federations"]}
     for each in chosen.values():
         assert type(each.encoder).__name__ == "MedicalNet"
-        assert config.parse(config.dump(each)) == each
 
 
 @pytest.mark.parametrize("bench", A)
@@ -151,29 +151,15 @@ def test_the_hospitals_of_paper_a_are_those_of_fets_2022():
     assert counts[2022] == sizes("A_sizes_fets") != counts[2021]
 
 
-D_VALUES = {  # key of a study -> the value; what paper D prints, or "our choice" of its preset
-    "train.loss": "ce",
-    "run.peek": True,
-    "run.validate_every": 1,
-    "train.momentum": 0.0,
-}
-
-
-@pytest.mark.parametrize("key", D_VALUES)
 @pytest.mark.parametrize("bench", [*D, *SWEEPS])
-def test_a_value_of_paper_d(bench, key):
-    found = {m: attrgetter(key)(s) for m, s in every(bench).items()}
-    assert found == dict.fromkeys(found, D_VALUES[key])
-
-
-@pytest.mark.parametrize("bench", [*D, *SWEEPS])
-def test_feddiv_as_paper_d_prints_it(bench):
+def test_values_of_paper_d(bench):
+    data = "BraTS2017" if "brats" in bench else "LUNA16"
     for name, each in every(bench).items():
-        if not name.startswith("feddiv"):
-            continue
-        assert each.algorithm.gamma == printed("D_text", "gamma of g(x), eq. 6", method="FedDiv")[0]
-        data = "BraTS2017" if "brats" in bench else "LUNA16"
-        if bench in D:
+        found = each.train.loss, each.run.peek, each.run.validate_every, each.train.momentum
+        assert found == ("ce", True, 1, 0.0)  # what paper D prints, or our choice
+        if name.startswith("feddiv"):
+            assert each.algorithm.gamma == printed("D_text", "gamma of g(x), eq. 6", method="FedDiv")[0]
+        if name.startswith("feddiv") and bench in D:
             assert each.algorithm.alpha == printed("D_text", "optimal alpha", data, "FedDiv")[0]
 
 
@@ -266,7 +252,7 @@ def shortened(name, methods, federations):
 
 
 @pytest.mark.slow
-def test_two_federations_of_fed_kits_with_the_published_distances(tmp_path, one_thread):
+def test_two_federations_of_fed_kits_with_the_published_distances(tmp_path, in_process):
     bench = benchmark.load("paper_a_kits", "tiny").only(["fedavg", "fedavg ω 0.5 (EMD)"])
     data, out = trees.fed_kits(tmp_path / "kits"), tmp_path / "out"
     run(bench, out, data)
@@ -286,7 +272,7 @@ def test_two_federations_of_fed_kits_with_the_published_distances(tmp_path, one_
 
 
 @pytest.mark.slow
-def test_feddiv_and_fedavg_on_two_ratios_of_dfuc(tmp_path, one_thread):
+def test_feddiv_and_fedavg_on_two_ratios_of_dfuc(tmp_path, in_process):
     bench = shortened("paper_d_dfuc", ["fedavg", "feddiv"], ("delta 1", "delta 4"))
     data, out = trees.dfuc2021(tmp_path / "dfuc"), tmp_path / "out"
     run(bench, out, data)
@@ -300,7 +286,7 @@ def test_feddiv_and_fedavg_on_two_ratios_of_dfuc(tmp_path, one_thread):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TREES)
-def test_a_benchmark_from_end_to_end(name, tmp_path, one_thread):
+def test_a_benchmark_from_end_to_end(name, tmp_path, in_process):
     bench, out = benchmark.load(name, "tiny"), tmp_path / "out"
     run(bench, out, TREES[name](tmp_path / "data"), jobs=2)
     check_folder(bench, out, "sweep" if name in SWEEPS else "bars")
@@ -317,6 +303,7 @@ def test_data_that_are_not_here_are_asked_for(name):
 def test_a_plan_without_data_counts_every_federation(name, monkeypatch):
     plan = import_module("polysite.benchmark.plan")
     monkeypatch.setattr(plan, "measure", lambda *_: plan.Pace(1.0, 1.0, "cpu", "Measured."))
+    monkeypatch.setattr(study, "initial_params", lambda chosen: {"w": np.zeros(1, np.float32)})  # steps need no network
     bench = benchmark.load(name).only(["fedavg", "ditto"])
     lines = {line.cells[0].text: line.cells for line in benchmark.plan(bench, {}, absent=True).lines}
     runs = len(bench.federations) * len(bench.seeds)

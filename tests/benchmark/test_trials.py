@@ -42,7 +42,7 @@ def tuned(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_best_trial_goes_on_and_a_second_call_trains_nothing(tuned, tmp_path):
+def test_the_best_trial_goes_on_and_a_second_call_trains_nothing(tuned, tmp_path, in_process):
     out, told = tmp_path / "out", []
     results = benchmark.run(tuned, out, parallel=1, step=lambda note, *_, **__: told.append(note))
     assert not results.failed
