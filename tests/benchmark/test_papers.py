@@ -218,9 +218,8 @@ def test_values_of_paper_c(methods, phase):
     for key, value in C_VALUES[methods, phase].items():
         text = isinstance(value, tuple) and isinstance(value[0], str)
         wanted = published("C_text", *value, C) if text else value
-        assert {m: attrgetter(key)(printed("paper_c", m)[phase]) for m in methods} == dict.fromkeys(methods, wanted), (
-            key
-        )
+        found = {m: attrgetter(key)(printed("paper_c", m)[phase]) for m in methods}
+        assert found == dict.fromkeys(methods, wanted), key
 
 
 def test_the_network_and_the_split_of_paper_c():

@@ -151,7 +151,7 @@ def rehearse(
             sent = algorithm.send(state, [i for i in names if i in asked])
             replies, trained = {}, {}
             for i, got in sent.items():
-                site = Understudy(train[i], start, effort, modalities)
+                site: Any = Understudy(train[i], start, effort, modalities)  # an algorithm asks no more of it
                 replies[i], memory[i] = algorithm.local(got, memory[i], site)
                 steps = sum(f.steps for f in site.fits)
                 trained[i] = Load(steps, 0, _nbytes(got, elements), _nbytes(replies[i], elements), site.patches)
