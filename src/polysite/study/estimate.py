@@ -141,17 +141,9 @@ def _rehearsed(
     return [{i: replace(load, trials=trials(study.algorithm)) for i, load in each.items()} for each in loads]
 
 
-@dataclass(frozen=True)
-class Exchanged:
-    """Bytes of what the server and the sites of a phase keep and send."""
-
-    state: int = 0
-    memories: int = 0  # of all sites
-    replies: int = 0  # of a round, if they are needed together
-
-
-def exchanged(phase: Study, params: Tree, train: Mapping[str, int]) -> Exchanged:
-    """Return the bytes of a phase, from a rehearsal of two rounds; zeros if its algorithm cannot be rehearsed.
+def exchanged(phase: Study, params: Tree, train: Mapping[str, int]) -> tuple[int, int, int]:
+    """Return the bytes of the server's state in a phase, of the memories of all sites and, if the algorithm needs them
+    together, of the replies of a round. They come from two rehearsed rounds; zeros if these are not possible.
 
     Args:
         phase: The phase of a study.
@@ -169,10 +161,10 @@ def exchanged(phase: Study, params: Tree, train: Mapping[str, int]) -> Exchanged
     try:
         loads = _rehearsed(everyone, params, train, {}, look=look, most=2)
     except Exception:  # a user's algorithm may ask a site for what a stand-in lacks; the run itself reports mistakes
-        return Exchanged()
+        return 0, 0, 0
     up = max((sum(load.up for load in each.values()) for each in loads), default=0)
     together = phase.algorithm.needs == "each"
-    return Exchanged(max(states), max(memories), int(up * phase.run.share) if together else 0)
+    return max(states), max(memories), int(up * phase.run.share) if together else 0
 
 
 def tree_bytes(value: Any, elements: Mapping[str, int], key: str = "") -> int:
@@ -276,16 +268,16 @@ def foresee(study: Study, ready: PreparedCases, out: Path) -> Peak:
     train = {site: count for site, count in train_sizes(ready).items() if count}
     step, (device, there) = step_bytes(study, module), device_memory(study)
     phases = [exchanged(phase, params, train) for phase in config.phases(study)]
+    state, memories, replies = map(max, zip(*phases, strict=True))
     cases = sum(c.image.nbytes + c.label.nbytes for splits in ready.values() for k in SPLITS for c in splits[k])
     parts = {
         STEP: step.parameters,
         LAYERS: step.layers,
         CASES: cases if study.train.cases == "device" else 0,
-        SERVER: max(p.state for p in phases),
-        REPLIES: max(p.replies for p in phases),
+        SERVER: state,
+        REPLIES: replies,
     }
-    memories = max(p.memories for p in phases)
-    disk = folder_bytes(study, step.model, parts[SERVER] + memories)
+    disk = folder_bytes(study, step.model, state + memories)
     rooms = [free_disk(path) for path in (out, Path(gettempdir()))]
     return Peak(device, there, parts, memories, len(train), machine.memory().free, disk, *rooms).check()
 
