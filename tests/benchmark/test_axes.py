@@ -2,19 +2,21 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 
 import pytest
 from typer.testing import CliRunner
 
+import tiny_bench
 from polysite import benchmark, study
 from polysite.benchmark import jobs as benchmark_jobs
-from polysite.benchmark import room
 from polysite.benchmark.jobs import studies
 from polysite.cli import app
 from polysite.data.federation import Dirichlet, Iid
 from polysite.errors import ConfigError
 from polysite.machine import Memory
+from polysite.study import estimate
 
 plan = import_module("polysite.benchmark.plan")  # the package has a function of this name
 running = import_module("polysite.benchmark.run")
@@ -29,37 +31,19 @@ federations = [
     { title = "mixed / 2", federation = { name = "dirichlet", by = "site", alpha = 9, sites = 2, least = 6, draw = 1 }},
 ]
 """
-REST = """
-[study]
-model = { filters = [2, 4, 4] }
-assess = { projections = 0, permutations = 99, resamples = 100, fewest = 2 }
-split = { keep = true }
-train = { patch = [16, 16, 16], device = "cpu", augment = "none" }
-run = { rounds = 1 }
-
-[study.data]
-name = "phantom"
-shape = [24, 24, 24]
-
-[study.data.sites]
-east = { cases = 7 }
-north = { cases = 7, scanner = 2 }
-west = { cases = 7, scanner = 9 }
-
-[methods]
-centralised.run.pooled = true
-fedavg = {}
-"""
+REST = tiny_bench.text(
+    "centralised.run.pooled = true\nfedavg = {}\n",
+    "",
+    sites={"east": {"cases": 7}, "north": {"cases": 7, "scanner": 2}, "west": {"cases": 7, "scanner": 9}},
+    assess={"projections": 0, "permutations": 99, "resamples": 100, "fewest": 2},
+    split={"keep": True},
+)
 SWEPT = '\n[methods.prox]\nalgorithm = "fedprox"\n\n[sweep]\n"algorithm.mu" = [0, 1]\n"train.lr" = [0.1, 0.2]\n'
 
 
 @pytest.fixture
 def write(tmp_path):
-    def written(text):
-        (tmp_path / "axes.toml").write_text(text)
-        return benchmark.load(str(tmp_path / "axes.toml"))
-
-    return written
+    return partial(tiny_bench.load, tmp_path)
 
 
 def jobs(bench, out, **overrides):
@@ -99,7 +83,7 @@ def test_swept_values_are_combined_for_the_methods_that_have_the_key(write, tmp_
     only = write(HEAD.split("federations")[0] + 'sweep_methods = ["prox"]\n' + REST + SWEPT)
     assert list(studies(only, {}))[:3] == ["centralised", "fedavg", "prox, mu = 0, lr = 0.1"]
     assert list(studies(only.only(["fedavg"]), {})) == ["fedavg"]
-    with pytest.raises(ConfigError, match=r"--set train\.lr=0\.3, but axes sweeps this key"):
+    with pytest.raises(ConfigError, match=r"--set train\.lr=0\.3, but tiny sweeps this key"):
         jobs(bench, tmp_path, **{"train.lr": "0.3"})
 
 
@@ -127,15 +111,15 @@ def test_a_method_that_deals_the_cases_anew_has_an_assessment_of_its_own(write, 
     [
         (HEAD.replace('"mixed / 2"', '"natural"') + REST, "two federations are called 'natural'"),
         (HEAD.replace("federation = {", "federatino = {") + REST, "unknown key 'federation.federatino'"),
-        (HEAD + REST + '\nother.federation = "iid"\n', "the method 'other' of axes has a federation"),
+        (HEAD + REST + '\nother.federation = "iid"\n', "the method 'other' of tiny has a federation"),
         (HEAD + REST + SWEPT.replace("algorithm.mu", "split.test"), "would change the cases that are compared"),
         (HEAD + REST + SWEPT.replace("algorithm.mu", "algorithm.muu"), "this key; in 'algorithm', did you mean 'mu'"),
         (HEAD + REST + SWEPT.replace("algorithm.mu", "trian.lr"), "there is no section 'trian'; did you mean 'train'"),
-        (HEAD + REST + "fedprox = {}", "'fedprox' of axes sets no algorithm and would train fedavg"),
+        (HEAD + REST + "fedprox = {}", "'fedprox' of tiny sets no algorithm and would train fedavg"),
         (HEAD + REST + SWEPT.replace("[0, 1]", "[1]"), "needs a list of at least two values"),
         (HEAD + REST + SWEPT.replace("[0, 1]", "[1, 1.0]"), "names a value twice"),
         (HEAD + 'sweep_methods = ["prix"]' + REST + SWEPT, "sweep_methods names 'prix'; did you mean 'prox'"),
-        (HEAD.replace('= "fedavg"', '= "fedavq"') + REST, "the reference 'fedavq' of axes is no method"),
+        (HEAD.replace('= "fedavg"', '= "fedavq"') + REST, "the reference 'fedavq' of tiny is no method"),
         (HEAD + REST + '[compare]\nfigures = ["distances"]', "there is no figure 'distances'; did you mean 'distance'"),
         (HEAD + REST + '[published.settings]\nnaturel = "x"', "published.settings names the federation 'naturel'"),
     ],
@@ -149,19 +133,18 @@ def test_what_cannot_be_meant_is_refused_before_training(write, tmp_path, text, 
 def test_a_step_that_exceeds_the_memory_is_refused(write, tmp_path, monkeypatch):
     bench = write(HEAD + REST).only(["fedavg"])
     listed = jobs(bench, tmp_path)
-    room.refuse_too_large(listed, tmp_path)
-    step = room.step_bytes(listed[0].study, study.build_module(listed[0].study))
-    assert step.model == 4 * sum(v.numel() for v in study.initial_params(listed[0].study).values())
-    voxels = 16**3 * listed[0].study.train.batch
-    assert step.layers > 4 * 2 * 2 * voxels  # at least two layers of two channels at full size
-    monkeypatch.setattr(room, "device_memory", lambda chosen: ("this machine", Memory(step.total - 1, 0)))
+    benchmark_jobs.refuse_too_large(listed, tmp_path)
+    step = estimate.step_bytes(listed[0].study, study.build_module(listed[0].study))
+    monkeypatch.setattr(benchmark_jobs, "device_memory", lambda chosen: ("this machine", Memory(step.total - 1, 0)))
     sentence = "fedavg, natural, fold 0, seed 0: a training step with . patches of 16 x 16 x 16 takes at least"
     with pytest.raises(ConfigError, match=sentence):
-        room.refuse_too_large(listed, tmp_path)
-    monkeypatch.undo()
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10}))
+        benchmark_jobs.refuse_too_large(listed, tmp_path)
+    benchmark_jobs.refuse_too_large(listed, tmp_path, elsewhere=True)
+    monkeypatch.setattr(benchmark_jobs, "free_disk", lambda path: 3 * 5 * step.model - 1)  # five models of each run
     with pytest.raises(ConfigError, match="the models of 3 runs take at least"):
-        room.refuse_too_large(listed, tmp_path)
+        benchmark_jobs.refuse_too_large(listed, tmp_path, elsewhere=True)
+    monkeypatch.setattr(benchmark_jobs, "free_disk", lambda path: 3 * 5 * step.model)
+    benchmark_jobs.refuse_too_large(listed, tmp_path, elsewhere=True)
 
 
 def test_a_plan_counts_federations_and_swept_values(write, monkeypatch):
@@ -213,7 +196,7 @@ def test_federations_without_a_shared_case_have_no_figure_of_distances(write, tm
 @pytest.mark.soak
 def test_from_one_file_to_the_page_over_all_federations(write, tmp_path):
     write(HEAD + REST)
-    words = ["bench", str(tmp_path / "axes.toml"), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    words = ["bench", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "out"), "--jobs", "1"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output + str(done.exception)
     assert "Does distance predict loss?" in done.output and "iid, sites = 2" in done.output

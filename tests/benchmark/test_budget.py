@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+import tiny_bench
 from polysite import benchmark, config, study
 from polysite.benchmark import jobs
 from polysite.benchmark.budget import equalise, lengthen
@@ -12,12 +13,11 @@ from polysite.cli import app
 from polysite.costs.budget import rounds_for, spent
 from polysite.errors import ConfigError
 
-BASE = {
-    "model": {"filters": [2, 4, 4]},
-    "data": {"name": "phantom", "shape": [24, 24, 24], "sites": {"east": {"cases": 8}, "west": {"cases": 12}}},
-    "train": {"patch": [16, 16, 16], "batch": 2, "gamma": 0.9},
-    "run": {"rounds": 20, "validate_every": 4},
-}
+BASE = tiny_bench.study(
+    sites={"east": {"cases": 8}, "west": {"cases": 12}},
+    train={"batch": 2, "gamma": 0.9},
+    run={"rounds": 20, "validate_every": 4},
+)
 METHODS = {
     "fedavg": {},
     "local": {"algorithm": "local"},
@@ -136,15 +136,13 @@ def test_a_reference_that_is_left_out_or_sends_nothing_is_refused():
 
 
 def test_a_benchmark_names_its_budget_in_its_file_or_on_the_command_line(tmp_path):
-    text = 'title = "T"\nreference = "fedavg"\nseeds = [0, 1]\nbudget = "steps"\n[study]\n'
-    text += "model = { filters = [2, 4, 4] }\ntrain = { patch = [16, 16, 16] }\nrun = { rounds = 6 }\n[study.data]\n"
-    text += 'name = "phantom"\nshape = [24, 24, 24]\n[methods]\nfedavg = {}\nditto.algorithm = "ditto"\n'
-    (tmp_path / "b.toml").write_text(text)
-    bench = benchmark.load(str(tmp_path / "b.toml"))
+    head = f'{tiny_bench.HEAD}seeds = [0, 1]\nbudget = "steps"\n'
+    text = tiny_bench.text('fedavg = {}\nditto.algorithm = "ditto"\n', head, run={"rounds": 6})
+    bench = tiny_bench.load(tmp_path, text)
     rounds = {(j.method, j.seed): j.study.run.rounds for j in jobs.jobs(bench, tmp_path / "out", {})}
     assert rounds == {("fedavg", 0): 6, ("fedavg", 1): 6, ("ditto", 0): 3, ("ditto", 1): 3}
     same = {(j.method, j.seed): j.study.run.rounds for j in jobs.jobs(bench.at_equal("rounds"), tmp_path / "out", {})}
     assert set(same.values()) == {6}
     assert 'budget = "steps"' in jobs.settings(tmp_path / "out", bench, {})
-    wrong = CliRunner().invoke(app, ["bench", str(tmp_path / "b.toml"), "--budget", "time"])
+    wrong = CliRunner().invoke(app, ["bench", str(tmp_path / "tiny.toml"), "--budget", "time"])
     assert "rounds, steps or bytes" in str(wrong.exception)

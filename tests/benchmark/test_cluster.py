@@ -6,28 +6,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import tiny_bench
 from polysite import benchmark
 from polysite.benchmark import cluster
 from polysite.benchmark import jobs as benchmark_jobs
 from polysite.cli import app
 from polysite.errors import ConfigError
 
-TINY = """
-title = "Tiny"
-reference = "fedavg"
-
-[study]
-model = { filters = [2, 4, 4] }
-train = { patch = [16, 16, 16], device = "cpu", augment = "light" }
-run = { rounds = 1 }
-data = { name = "phantom", shape = [24, 24, 24], sites = { east = { cases = 4 }, west = { cases = 4 } } }
-
-[methods]
+METHODS = """
 tuned.then = [{ algorithm = "fine_tune" }]
 fedavg = {}
 fedprox.algorithm = "fedprox"
 "far away" = { train = { device = "cuda:7" } }
 """
+TINY = tiny_bench.text(METHODS, sites={"east": {"cases": 4}, "west": {"cases": 4}})
 
 
 @pytest.fixture

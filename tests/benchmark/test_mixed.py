@@ -1,44 +1,28 @@
 """Ensembles in a benchmark: compared like methods, made of its runs, refused with a reason."""
 
-import sys
-
 import pytest
 import tomli_w
 
-import polysite as ps
+import tiny_bench
 from polysite import benchmark
 from polysite.benchmark.mixed import EnsembleOf
 from polysite.errors import ConfigError
 
+CASES = {"cases": 5}
 TINY = {
     "title": "mixed",
     "reference": "fedavg",
-    "study": {
-        "model": {"name": "unet", "filters": [2, 4, 4]},
-        "data": {"name": "phantom", "shape": [24, 24, 24], "sites": {"a": {"cases": 5}, "b": {"cases": 5}}},
-        "train": {"patch": [24, 24, 24], "device": "cpu", "augment": "none"},
-        "run": {"rounds": 1},
-    },
+    "study": tiny_bench.study(sites={"a": CASES, "b": CASES}),
     "methods": {"fedavg": {}},
     "ensembles": {"folds": {"of": "fedavg", "folds": 2}},
 }
 
 
 def load(tmp_path, **changes):
-    (tmp_path / "mixed.toml").write_text(tomli_w.dumps({**TINY, **changes}))
-    return benchmark.load(str(tmp_path / "mixed.toml"))
+    return tiny_bench.load(tmp_path, tomli_w.dumps({**TINY, **changes}))
 
 
-def train_here(listed, most, step):
-    """Train in this process what worker processes would."""
-    for job in listed:
-        if not job.done:
-            ps.train(job.study, job.run)
-    return {}
-
-
-def test_an_ensemble_of_inner_folds_is_compared_like_a_method(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["polysite.benchmark.run"], "work", train_here)
+def test_an_ensemble_of_inner_folds_is_compared_like_a_method(tmp_path, in_process):
     bench = load(tmp_path)
     done = benchmark.run(bench, tmp_path / "out")
     assert not done.failed and [m.name for m in done.cells[""]] == ["fedavg", "folds"]

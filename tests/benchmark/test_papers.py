@@ -1,9 +1,8 @@
 """The benchmarks of papers B and C: every value of their protocols, and whole runs on a fake FeTS 2022."""
 
-import csv
-import tempfile
 from functools import cache
 from math import prod
+from operator import attrgetter
 from pathlib import Path
 
 import nibabel
@@ -19,6 +18,7 @@ from polysite.cli import app
 from polysite.data.sources import Counted
 from polysite.engines.run_folder import file_name
 from polysite.report.published import numbers, sizes
+from tiny_bench import rows
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 B, LIMITED, C = "challenge setup", "limited setup", "FeTS2022"
@@ -32,15 +32,13 @@ def published(table, method, measure, setting):
     return rows[0].value if len(rows) == 1 else tuple(n.value for n in rows)
 
 
+every = cache(lambda bench: studies(benchmark.load(bench), {}))
+
+
 @cache
 def printed(bench, method):
-    """The study of a method as ``polysite train STUDY --print-config`` prints it, with its phases."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "study.toml")
-        file.write_text(config.dump(studies(benchmark.load(bench), {})[method]))
-        shown = CliRunner().invoke(app, ["train", str(file), "--print-config"])
-    assert shown.exit_code == 0, shown.output
-    return config.phases(config.parse(shown.output))
+    """The phases of a method's study as its file has them."""
+    return config.phases(config.parse(config.dump(every(bench)[method])))
 
 
 SELECTED = [  # bench, methods, phase, name in Table A.4, quantity there, how a study has it
@@ -76,17 +74,11 @@ SEARCHED = [  # chosen by every institution on its validation cases
 ]
 
 
-def reach(value, path):
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
-
-
 @pytest.mark.parametrize(("bench", "methods", "phase", "title", "quantity", "key"), SELECTED)
 def test_a_selected_value_of_table_a4(bench, methods, phase, title, quantity, key):
     setting = "IID setup" if title == "FedAvg IID" else LIMITED if bench == "paper_b_limited" else B
     wanted = published("B_tableA4", title, f"{quantity} (selected)", setting)
-    assert {m: reach(printed(bench, m)[phase], key) for m in methods} == dict.fromkeys(methods, wanted)
+    assert {m: attrgetter(key)(printed(bench, m)[phase]) for m in methods} == dict.fromkeys(methods, wanted)
 
 
 @pytest.mark.parametrize(("bench", "method", "title", "quantity", "key"), SEARCHED)
@@ -126,7 +118,7 @@ B_TEXT = {  # quantity of B's text -> where a study has it, for every method but
 def test_a_value_of_the_text_of_paper_b(bench, quantity):
     method, setting, measure = quantity
     wanted, (key, others) = published("B_text", method, measure, setting), B_TEXT[quantity]
-    found = {m: reach(s, key) for m, s in studies(benchmark.load(bench), {}).items() if m not in others}
+    found = {m: attrgetter(key)(s) for m, s in every(bench).items() if m not in others}
     assert found == dict.fromkeys(found, wanted)
 
 
@@ -149,97 +141,89 @@ def test_the_rounds_of_paper_b_that_differ():
 
 
 def test_what_the_code_of_paper_b_decides():
-    every = studies(benchmark.load("paper_b"), {})
-    for each in every.values():
+    found = every("paper_b")
+    for each in found.values():
         assert each.prepare.normalise == "padded" and each.prepare.crop and not each.train.autocast
         assert each.train.contrast == "image" and each.train.augment == "full" and each.split.rounding == "up"
         assert each.train.patch == (128, 128, 128) and each.train.momentum == 0 and each.train.optimiser == "sgd"
-    own = {m for m, each in every.items() if config.phases(each)[-1].run.best == "own"}
+    own = {m for m, each in found.items() if config.phases(each)[-1].run.best == "own"}
     assert own == {"local", "fedper", "lg_fedavg", "cfl", "prior cfl"}
-    assert every["fednova"].algorithm.tau == "sizes" and every["scaffold"].algorithm.uniform is False
-    assert every["q-fedavg"].algorithm.augmented
-    cfl = every["cfl"]
+    assert found["fednova"].algorithm.tau == "sizes" and found["scaffold"].algorithm.uniform is False
+    assert found["q-fedavg"].algorithm.augmented
+    cfl = found["cfl"]
     assert cfl.algorithm.split_at == (201,) and cfl.algorithm.split_first and cfl.run.best_from == 201
-    assert [every[f"fedavg, IID {n}"].federation.sites for n in (23, 10, 5)] == [23, 10, 5]
-    groups = config.phases(every["prior cfl"])[1].algorithm.groups
+    assert [found[f"fedavg, IID {n}"].federation.sites for n in (23, 10, 5)] == [23, 10, 5]
+    groups = config.phases(found["prior cfl"])[1].algorithm.groups
     assert groups["low"] == ("12", "13", "14", "15") and sorted(s for g in groups.values() for s in g) == [
         f"{n:02d}" for n in range(1, 24)
     ]
 
 
-C_VALUES = [  # method, phase, key of a study, value; or the row of C's text
-    *((m, 0, "train.batch", ("3D U-Net", "batch size")) for m in ("centralised", "fedavg")),
-    *((m, 0, "train.weight_decay", ("all methods", "weight decay")) for m in ("centralised", "fedavg")),
-    ("centralised", 0, "train.lr", ("Centralized", "learning rate")),
-    ("centralised", 0, "run.rounds", ("Centralized", "epochs")),
-    ("centralised", 0, "train.augment", "full"),
-    ("centralised", 0, "train.gamma", 1.0),
-    ("fedavg", 0, "train.lr", ("FedAvg", "learning rate")),
-    ("fedavg", 0, "run.rounds", ("FedAvg", "communication rounds")),
-    ("fedavg", 0, "train.epochs", ("FedAvg", "local epochs per round")),
-    ("fedavg", 0, "train.augment", "full"),
-    ("fedavg", 0, "train.gamma", 1.0),
-    ("fedavg", 0, "train.overlap", ("3D U-Net", "sliding window overlap")),
-    ("local fine-tuning", 1, "algorithm.lr", (0.02,)),
-    ("local fine-tuning", 1, "run.rounds", ("Local Finetuning", "local epochs")),
-    ("local fine-tuning", 1, "train.augment", "full"),
-    ("cfft", 1, "train.lr", ("CFFT", "learning rate")),
-    ("cfft", 1, "algorithm.rounds", ("CFFT", "communication rounds")),
-    ("cfft", 1, "train.epochs", ("CFFT", "local epochs per round")),
-    ("cfft, ideal", 1, "train.lr", ("CFFT_ideal", "learning rate")),
-    ("cfft, ideal", 1, "algorithm.rounds", ("CFFT_ideal", "epochs")),
-    ("cfft, ideal", 1, "run.pooled", True),
-    *(
-        (m, 1, key, value)
-        for m in ("cfft", "cfft, ideal")
-        for key, value in {
-            "train.augment": "none",
-            "train.gamma": 1.0,
-            "algorithm.components": (10,),
-            "algorithm.bin_width": ("radiomic features", "histogram bin size"),
-            "algorithm.dimensions": ("PCA", "components"),
-            "algorithm.fit": "pooled",
-            "algorithm.restarts": 20,
-            "algorithm.iterations": 100,
-            "algorithm.seed": 6,
-            "algorithm.cases": "train+validation",
-            "algorithm.starts": "kmeans",
-        }.items()
-    ),
-    *(
-        (m, 0, key, value)
-        for m in ("local fine-tuning", "cfft", "cfft, ideal", "cfft, federated fit")
-        for key, value in {
-            "train.lr": ("FedAvg", "learning rate"),
-            "run.rounds": ("FedAvg", "communication rounds"),
-            "train.augment": "full",
-            "train.momentum": 0.0,
-            "train.loss": "dice",
-            "train.autocast": False,
-        }.items()
-    ),
-    *(
-        ("cfft, federated fit", 1, key, value)
-        for key, value in {
-            "train.lr": ("CFFT", "learning rate"),
-            "algorithm.rounds": ("CFFT", "communication rounds"),
-            "algorithm.fit": "federated",
-            "algorithm.fewest": 0,
-            "algorithm.seed": 6,
-        }.items()
-    ),
-]
+C_FIRST = {"train.lr": ("FedAvg", "learning rate"), "run.rounds": ("FedAvg", "communication rounds")}
+C_VALUES = {  # methods and phase -> key of a study: its value, or the row of C's text
+    (("centralised", "fedavg"), 0): {
+        "train.batch": ("3D U-Net", "batch size"),
+        "train.weight_decay": ("all methods", "weight decay"),
+        "train.augment": "full",
+        "train.gamma": 1.0,
+    },
+    (("centralised",), 0): {"train.lr": ("Centralized", "learning rate"), "run.rounds": ("Centralized", "epochs")},
+    (("fedavg",), 0): {
+        **C_FIRST,
+        "train.epochs": ("FedAvg", "local epochs per round"),
+        "train.overlap": ("3D U-Net", "sliding window overlap"),
+    },
+    (("local fine-tuning", "cfft", "cfft, ideal", "cfft, federated fit"), 0): {
+        **C_FIRST,
+        "train.augment": "full",
+        "train.momentum": 0.0,
+        "train.loss": "dice",
+        "train.autocast": False,
+    },
+    (("local fine-tuning",), 1): {
+        "algorithm.lr": (0.02,),
+        "run.rounds": ("Local Finetuning", "local epochs"),
+        "train.augment": "full",
+    },
+    (("cfft", "cfft, federated fit"), 1): {
+        "train.lr": ("CFFT", "learning rate"),
+        "algorithm.rounds": ("CFFT", "communication rounds"),
+        "algorithm.seed": 6,
+    },
+    (("cfft",), 1): {"train.epochs": ("CFFT", "local epochs per round")},
+    (("cfft, ideal",), 1): {
+        "train.lr": ("CFFT_ideal", "learning rate"),
+        "algorithm.rounds": ("CFFT_ideal", "epochs"),
+        "run.pooled": True,
+        "algorithm.seed": 6,
+    },
+    (("cfft", "cfft, ideal"), 1): {
+        "train.augment": "none",
+        "train.gamma": 1.0,
+        "algorithm.components": (10,),
+        "algorithm.bin_width": ("radiomic features", "histogram bin size"),
+        "algorithm.dimensions": ("PCA", "components"),
+        "algorithm.fit": "pooled",
+        "algorithm.restarts": 20,
+        "algorithm.iterations": 100,
+        "algorithm.cases": "train+validation",
+        "algorithm.starts": "kmeans",
+    },
+    (("cfft, federated fit",), 1): {"algorithm.fit": "federated", "algorithm.fewest": 0},
+}
 
 
-@pytest.mark.parametrize(("method", "phase", "key", "value"), C_VALUES)
-def test_a_value_of_paper_c(method, phase, key, value):
-    text = isinstance(value, tuple) and isinstance(value[0], str)
-    wanted = published("C_text", *value, C) if text else value
-    assert reach(printed("paper_c", method)[phase], key) == wanted
+@pytest.mark.parametrize(("methods", "phase"), C_VALUES)
+def test_values_of_paper_c(methods, phase):
+    for key, value in C_VALUES[methods, phase].items():
+        text = isinstance(value, tuple) and isinstance(value[0], str)
+        wanted = published("C_text", *value, C) if text else value
+        found = {m: attrgetter(key)(printed("paper_c", m)[phase]) for m in methods}
+        assert found == dict.fromkeys(methods, wanted), key
 
 
 def test_the_network_and_the_split_of_paper_c():
-    chosen = config.vary(studies(benchmark.load("paper_c"), {})["fedavg"], {})
+    chosen = every("paper_c")["fedavg"]
     assert chosen.model.filters == (16, 32, 64, 128) and chosen.prepare.normalise == "padded"
     counted = config.build({"preset": "radiomics_clusters", "data": {"name": "counted", "sizes": sizes("B_sizes")}})
     assert isinstance(counted.data, Counted)
@@ -250,11 +234,6 @@ def test_the_network_and_the_split_of_paper_c():
     assert {f"institution {int(site)}": len(s["test"]) for site, s in dealt.items()} == tested
     parameters = sum(prod(x.shape) for x in study.initial_params(counted).values())
     assert 1.35e6 < parameters < 1.45e6
-
-
-def rows(file):
-    with file.open(newline="") as stream:
-        return list(csv.DictReader(stream))
 
 
 def bench(name, fake, out, *words):
@@ -299,13 +278,6 @@ def _within(published, gap):
     return "yes" if abs(gap) <= float(published.partition(" ± ")[2]) else "no"
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("POLYSITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-
-
 needs_fets = pytest.mark.skipif(
     not (SHARED / "fets_partitions").is_dir(), reason=f"the names and folds of FeTS 2022 are not in {SHARED}"
 )
@@ -313,7 +285,7 @@ needs_fets = pytest.mark.skipif(
 
 @needs_fets
 @pytest.mark.slow
-def test_a_tenth_of_the_cases_and_two_methods_over_the_published_limited_folds(tmp_path, cache):
+def test_a_tenth_of_the_cases_and_two_methods_over_the_published_limited_folds(tmp_path, in_process):
     fake, out = fets.write(tmp_path / "fets", SHARED, share=0.1, size=8), tmp_path / "out"
     small, methods = ("--set", "train.patch=[8,8,8]", "--set", "run.rounds=1"), ("fedavg", "prior cfl")
     only = [word for method in methods for word in ("--only", method)]
@@ -331,7 +303,7 @@ def test_a_tenth_of_the_cases_and_two_methods_over_the_published_limited_folds(t
 
 @needs_fets
 @pytest.mark.slow
-def test_clusters_of_paper_c_on_a_few_cases(tmp_path, cache):
+def test_clusters_of_paper_c_on_a_few_cases(tmp_path, in_process):
     out, shown = tmp_path / "out", ("FeTS2022_01172", "FeTS2022_01441")
     fake = fets.write(tmp_path / "fets", SHARED, share=0.05, size=8, cases=shown)
     words = ("--only", "fedavg", "--only", "cfft", "--set", "train.patch=[8,8,8]", "--jobs", "1")
@@ -345,7 +317,7 @@ def test_clusters_of_paper_c_on_a_few_cases(tmp_path, cache):
 
 @needs_fets
 @pytest.mark.soak
-def test_papers_b_and_c_from_end_to_end(tmp_path, cache):
+def test_papers_b_and_c_from_end_to_end(tmp_path, in_process):
     fake = fets.write(tmp_path / "fets", SHARED)
     folds = {"paper_b": "folds", "paper_b_limited": "folds_limited"}
     for name, place in folds.items():
@@ -361,7 +333,7 @@ def test_papers_b_and_c_from_end_to_end(tmp_path, cache):
 
 
 @needs_fets
-def test_sites_and_folds_are_checked_before_any_training(tmp_path, cache):
+def test_sites_and_folds_are_checked_before_any_training(tmp_path, in_process):
     fake = fets.write(tmp_path / "fets", SHARED, share=0.01, size=4)
     words = ["bench", "paper_b", "--scale", "tiny", "--data", str(fake), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, [*words, "--folds", str(tmp_path)])
@@ -374,7 +346,7 @@ def test_sites_and_folds_are_checked_before_any_training(tmp_path, cache):
 
 
 @pytest.mark.slow
-def test_the_scanners_of_cc359_without_training(tmp_path, cache):
+def test_the_scanners_of_cc359_without_training(tmp_path, in_process):
     rng, grid = np.random.default_rng(0), np.stack(np.meshgrid(*[np.linspace(-1, 1, 12)] * 3))
     brain = (np.linalg.norm(grid, axis=0) < 0.8).astype(np.uint8)
     for k, (scanner, _) in enumerate(3 * list(sizes("C_sizes_cc359").items())):

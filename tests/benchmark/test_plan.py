@@ -7,9 +7,10 @@ from importlib import import_module
 import pytest
 from typer.testing import CliRunner
 
-from polysite import benchmark
+from polysite import benchmark, study
 from polysite.benchmark.jobs import studies
 from polysite.cli import app
+from polysite.costs.model import total
 from polysite.report.published import sizes
 
 plan, pace = (import_module(f"polysite.benchmark.{name}") for name in ("plan", "pace"))  # functions have these names
@@ -29,15 +30,23 @@ def test_without_data_a_benchmark_prints_its_plan_and_says_what_to_name():
 def test_a_plan_counts_what_table_2_counts():
     every = studies(plan._counted(benchmark.load("paper_b")), {})
     chosen = {n: every[n] for n in ("fedavg", "fedavg, fixed iterations")}
-    found = {n: plan._Rehearsed.of(s) for n, s in chosen.items()}
+    found = {n: plan._Work.of(s) for n, s in chosen.items()}
     assert found["fedavg"].rounds == 300 and found["fedavg, fixed iterations"].rounds == 720
     assert found["fedavg, fixed iterations"].steps == 165600  # Table 2
     assert found["fedavg"].steps == pytest.approx(59400, rel=0.07)  # every site rounds up its last batch
     model = 4 * 22_577_987
-    assert found["fedavg"].checkpoint == pytest.approx(model, rel=0.01)
-    tuned = plan._Rehearsed.of(every["local fine-tuning"])
+    tested = [len(splits["test"]) for splits in study.deal_cases(chosen["fedavg"]).values()]
+    files = 3e4 * sum(tested) + 3e6 * sum(min(3, n) for n in tested)
+    assert found["fedavg"].stored - files == pytest.approx(5 * model, rel=0.01)  # three checkpoints, two models
+    tuned = plan._Work.of(every["local fine-tuning"])
     left = tuned.after(found["fedavg"])
     assert left.rounds == 30 and left.steps == 6 * 30 * found["fedavg"].steps // 300  # six rates
+
+
+def test_rounds_that_are_not_validated_are_not_counted_as_validated():
+    chosen = studies(benchmark.load("phantoms"), {"run.rounds": "20", "run.validate_every": "5"})["fedavg"]
+    cases = sum(len(splits["validation"]) for splits in study.deal_cases(chosen).values())
+    assert plan._Work.of(chosen).cases == 4 * cases == total(study.loads(chosen)).cases
 
 
 def test_a_plan_without_training_lists_the_scans():
@@ -97,7 +106,7 @@ def test_a_plan_says_where_its_speeds_come_from(tmp_path):
     given = {"train.device": "cpu", "model.name": "unet_small", "model.filters": "[2, 4, 4]", "run.rounds": "4"}
     finished(tmp_path, "fedavg", 0, 100, [record(0, 50, 20, 10, 5)])
     grid = benchmark.plan(bench, given, absent=True, out=tmp_path)
-    whole = plan._Rehearsed.of(plan._dealable(studies(plan._counted(bench), given)["fedavg"]))
+    whole = plan._Work.of(plan._dealable(studies(plan._counted(bench), given)["fedavg"]))
     hours = len(bench.places) * (2 * whole.steps + 2 * (whole.cases + whole.tested)) / 3600
     assert "Speeds of 1 finished runs in" in grid.note and "within a round" not in grid.note
     assert grid.lines[-1].cells[4].value == pytest.approx(hours)

@@ -6,6 +6,7 @@ from shutil import rmtree
 import pytest
 from typer.testing import CliRunner
 
+import tiny_bench
 from polysite import benchmark, config, study
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.weighted import Weighted
@@ -13,27 +14,7 @@ from polysite.benchmark import jobs as benchmark_jobs
 from polysite.cli import app
 from polysite.errors import ConfigError, RunError
 
-TINY = """
-title = "Tiny"
-reference = "fedavg"
-seeds = [0, 1]
-
-[study]
-model = { filters = [2, 4, 4] }
-assess = { projections = 0 }
-train = { patch = [16, 16, 16], device = "cpu", augment = "light" }
-run = { rounds = 2 }
-
-[study.data]
-name = "phantom"
-shape = [24, 24, 24]
-
-[study.data.sites]
-east = { cases = 8 }
-north = { cases = 8, scanner = 2 }
-west = { cases = 9, scanner = 9 }
-
-[methods]
+METHODS = """
 fedavg = {}
 fedprox.algorithm = "fedprox"
 "omega".outlier = { distance = "emd", weight = 0.3 }
@@ -41,6 +22,8 @@ fedprox.algorithm = "fedprox"
 "far away" = { train = { device = "cuda:7" } }
 "krum".algorithm = { name = "krum", f = 1 }
 """
+HEAD = f"{tiny_bench.HEAD}seeds = [0, 1]\n"
+TINY = tiny_bench.text(METHODS, HEAD, assess={"projections": 0}, train={"augment": "light"}, run={"rounds": 2})
 
 
 @pytest.fixture

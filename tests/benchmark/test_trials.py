@@ -4,31 +4,21 @@ import json
 
 import pytest
 
+import tiny_bench
 from polysite import benchmark, config
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError
 
-TUNED = """
+HEAD = """
 title = "Tuned"
 reference = "fedavg"
-
-[study]
-model = { filters = [2, 4, 4] }
-train = { patch = [16, 16, 16], device = "cpu", augment = "none", optimiser = "adam", lr = 0.02, batch = 4 }
-run = { rounds = 2, validate_every = 1 }
-
-[study.data]
-name = "phantom"
-shape = [24, 24, 24]
-
-[study.data.sites]
-east = { cases = 4 }
-west = { cases = 4, scanner = 9 }
 
 [tuning]
 share = 0.5
 settings = { "train.lr" = [1e-9, 0.05] }
 
+"""
+METHODS = """
 [methods.fedavg]
 [methods.fedprox]
 algorithm = "fedprox"
@@ -37,17 +27,22 @@ tuning = { "algorithm.mu" = [0.1, 1.0] }
 algorithm = { name = "fine_tune", lr = [0.01] }
 run = { rounds = 1, validate_every = 1 }
 """
+TUNED = tiny_bench.text(
+    METHODS,
+    HEAD,
+    sites={"east": {"cases": 4}, "west": {"cases": 4, "scanner": 9}},
+    train={"optimiser": "adam", "lr": 0.02, "batch": 4},
+    run={"rounds": 2, "validate_every": 1},
+)
 
 
 @pytest.fixture
 def tuned(tmp_path):
-    file = tmp_path / "tuned.toml"
-    file.write_text(TUNED)
-    return benchmark.load(str(file))
+    return tiny_bench.load(tmp_path, TUNED)
 
 
 @pytest.mark.slow
-def test_the_best_trial_goes_on_and_a_second_call_trains_nothing(tuned, tmp_path):
+def test_the_best_trial_goes_on_and_a_second_call_trains_nothing(tuned, tmp_path, in_process):
     out, told = tmp_path / "out", []
     results = benchmark.run(tuned, out, parallel=1, step=lambda note, *_, **__: told.append(note))
     assert not results.failed
@@ -78,10 +73,8 @@ def test_the_best_trial_goes_on_and_a_second_call_trains_nothing(tuned, tmp_path
     ],
 )
 def test_unequal_tuning_is_refused(old, new, why, tmp_path):
-    file = tmp_path / "odd.toml"
-    file.write_text(TUNED.replace(old, new))
     with pytest.raises(ConfigError, match=why):
-        benchmark.load(str(file))
+        tiny_bench.load(tmp_path, TUNED.replace(old, new))
 
 
 def test_without_tuning_every_method_has_its_own_settings(tuned):

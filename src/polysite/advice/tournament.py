@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polysite.advice.contenders import unselected
-from polysite.benchmark.jobs import Job, Step, check, inner_job, silent, with_standings
-from polysite.benchmark.room import refuse_too_large
+from polysite.benchmark.jobs import Job, Step, check, inner_job, refuse_too_large, silent, with_standings
 from polysite.benchmark.workers import work
 from polysite.config import Study
 from polysite.engines.run_folder import RunFolder

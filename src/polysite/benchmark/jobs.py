@@ -28,6 +28,7 @@ from polysite.errors import ConfigError, DataError, PolysiteError, RunError, nea
 from polysite.foreign import read_toml
 from polysite.report.live import Standing
 from polysite.storage import write_file
+from polysite.study.estimate import TrainingStep, device_memory, folder_bytes, free_disk, gigabytes, step_bytes
 
 ADVISED = ("outlier", "clusters")  # keys of a method that use the result of an assessment
 OWN = (*ADVISED, "tuning")  # keys of a method that are no sections of a study
@@ -56,12 +57,7 @@ class Step(Protocol):
         ...
 
 
-def silent(
-    note: str,
-    done: int = 1,
-    running: Collection[str] | None = None,
-    standings: Sequence[Standing] | None = None,
-) -> None:
+def silent(*progress: Any, **more: Any) -> None:
     """Ignore the progress."""
 
 
@@ -411,6 +407,45 @@ def _on_shared(seeds: Sequence[Mapping[str, set[Key]]], distance: bool) -> tuple
         f"Losses compare federations on the cases that they share: all {len(sizes)} federations share {shared} test "
         f"cases, and each has {each}. To compare more, {advice}.",
     )
+
+
+def refuse_too_large(work: Sequence[Job], out: Path, elsewhere: bool = False) -> None:
+    """Refuse, by lower bounds, a run whose training step exceeds the memory, and runs whose models exceed the free
+    disk space. Every run estimates the rest when it starts.
+
+    Args:
+        work: The runs.
+        out: Folder of the models, which need not exist.
+        elsewhere: Whether they train on other machines, whose memory is not known here.
+    """
+    steps: dict[Any, TrainingStep] = {}
+    stored = 0
+    for job in work:
+        chosen = job.study
+        key = (chosen.model, chosen.train, chosen.data.task)
+        if key not in steps:
+            steps[key] = step_bytes(chosen, study.build_module(chosen))
+            if not elsewhere:
+                _refuse_memory(job, steps[key].total)
+        model = steps[key].model
+        stored += 0 if job.run.exists() else folder_bytes(chosen, model, model)
+    free = free_disk(out)
+    if stored > free:
+        raise ConfigError(
+            f"the models of {len(work)} runs take at least {gigabytes(stored)}, and {out} has {gigabytes(free)} "
+            "free; choose another --out, or fewer methods with --only"
+        )
+
+
+def _refuse_memory(job: Job, needed: int) -> None:
+    device, memory = device_memory(job.study)
+    if needed > memory.total:
+        train = job.study.train
+        patch = " x ".join(map(str, train.patch))
+        raise ConfigError(
+            f"{job.title}: a training step with {train.batch} patches of {patch} takes at least {gigabytes(needed)} "
+            f"of memory, and {device} has {gigabytes(memory.total)}; choose a smaller train.batch or train.patch"
+        )
 
 
 def fits(job: Job, dealt: Mapping[str, SiteSplit]) -> None:

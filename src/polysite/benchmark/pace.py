@@ -8,7 +8,7 @@ training steps and one prediction are timed, with the benchmark's own network, p
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, prod
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from polysite.errors import RunError
 from polysite.site import Budget
 from polysite.training import tasks
 from polysite.training.network import Network, device_of
+from polysite.training.predict import count_windows
 from polysite.training.torch_site import TorchSite
 
 # voxels of a brain scan of 1 mm cropped to the head: a mean of FeTS, rounded up to whole patches
@@ -37,6 +38,10 @@ class Speed:
 
     step: float
     case: float  # validated or tested
+
+    def seconds(self, steps: int, cases: int) -> float:
+        """Return the seconds of so many steps and cases."""
+        return steps * self.step + cases * self.case
 
 
 @dataclass(frozen=True)
@@ -144,8 +149,9 @@ def measure(chosen: Study, expected: int = 0) -> Pace:
     )
     batch = chosen.train.batch if gpu else 1
     task = tasks.find(chosen.data.task, chosen.train.exclusive)
-    scan = gpu and chosen.data.task == "segmentation"
-    whole = tuple(max(a, b) for a, b in zip(scan_size(chosen), chosen.train.patch, strict=False)) if scan else patch
+    scans = chosen.data.task == "segmentation"  # a case to classify is as large as the patch
+    scan = tuple(max(a, b) for a, b in zip(scan_size(chosen), chosen.train.patch, strict=False))
+    whole = scan if gpu and scans else patch
     train = replace(chosen.train, patch=patch, window=(), batch=batch, epochs=1, steps=None)
     rng = np.random.default_rng(0)
     cases = [_drawn(rng, chosen, whole, k) for k in range(batch)]
@@ -163,21 +169,14 @@ def measure(chosen: Study, expected: int = 0) -> Pace:
         f"Measured on a CPU: {training:.3g} s a patch of {' x '.join(map(str, patch))}, and scaled by the number of "
         "voxels. These are CPU hours; a GPU is tens to hundreds of times faster."
     )
-    return Pace(training * larger * chosen.train.batch, predicting * larger * _windows(chosen), "cpu", how)
+    window = chosen.train.window or chosen.train.patch
+    windows = count_windows(scan[: len(window)], window, chosen.train.overlap) if scans else 1
+    return Pace(training * larger * chosen.train.batch, predicting * larger * windows, "cpu", how)
 
 
 def scan_size(chosen: Study) -> tuple[int, ...]:
     """Return the voxels of a scan: the shape of a phantom; a mean head for other data, which are not opened."""
     return chosen.data.shape if isinstance(chosen.data, Phantom) else VOLUME
-
-
-def _windows(chosen: Study) -> int:
-    """Return the number of positions of the sliding window in a scan; a case to classify is as large as the patch."""
-    if chosen.data.task == "classification":
-        return 1
-    window, moved = chosen.train.window or chosen.train.patch, 1 - chosen.train.overlap
-    sides = zip(scan_size(chosen), window, strict=False)
-    return prod(ceil(max(0, size - side) / (side * moved)) + 1 for size, side in sides)
 
 
 def _drawn(rng: np.random.Generator, chosen: Study, shape: Sequence[int], k: int) -> Case:

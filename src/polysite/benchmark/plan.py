@@ -1,8 +1,8 @@
 """The plan of a benchmark: runs, hours on this machine's device, and disk, before anything is trained.
 
-Steps and validated cases come from a rehearsal of every algorithm with the sizes of the sites: those of the data, or
-the published ones if the data are not here. Seconds come from finished runs in the benchmark's folder, or else from a
-few real training steps and one prediction on this machine (``pace.py``).
+Steps and validated cases come from a rehearsal of every algorithm (``study/estimate.py``) with the sizes of the sites:
+those of the data, or the published ones if the data are not here. Seconds come from finished runs in the benchmark's
+folder, or else from a few real training steps and one prediction on this machine (``pace.py``).
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ from polysite.benchmark.budget import equalise
 from polysite.benchmark.jobs import pooled_training, studies
 from polysite.benchmark.pace import Pace, measure, recorded, scan_size
 from polysite.config import Study
+from polysite.costs.model import total
 from polysite.data.federation import Natural
 from polysite.data.sources import Phantom
-from polysite.engines.run_folder import KEPT
 from polysite.errors import PolysiteError
-from polysite.peak import tree_bytes
 from polysite.report.costs import duration
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.published import sizes
+from polysite.study.estimate import case_bytes, folder_bytes, tree_bytes
 
 ROUNDS = 3  # rehearsed of a phase; the others are like the last of these
 PREDICTION, SCAN = 3e4, 3e6  # bytes on disk of a predicted case, and of one of the three per site kept to look at
@@ -44,7 +44,7 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False, out: 
     if not any(cells):
         return _features(bench, overrides, absent)
     first = next(iter(cells[0].values()))
-    work = [{n: _Rehearsed.of(s) for n, s in cell.items()} for cell in cells]
+    work = [{n: _Work.of(s) for n, s in cell.items()} for cell in cells]
     pace = (recorded(out, list(cells[0]), first) if out else None) or measure(first, next(iter(work[0].values())).steps)
     places = len(bench.places)
     lines, hours, disk, runs = [], 0.0, 0.0, 0
@@ -53,7 +53,7 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False, out: 
         mine = [done[title].after(done[before] if before else None) for done in work if title in done]
         count = places * len(mine)
         speed = pace.of(title)
-        spent = places * sum(m.steps * speed.step + (m.cases + m.tested) * speed.case for m in mine) / 3600
+        spent = places * sum(speed.seconds(m.steps, m.cases + m.tested) for m in mine) / 3600
         spent /= pace.parallel
         stored, steps = places * sum(m.stored for m in mine), places * sum(m.steps for m in mine)
         if bench.tuning and not before:
@@ -86,7 +86,7 @@ def _prepared(chosen: Study, cases: int) -> str:
         return ""
     scans = chosen.data.task == "segmentation"
     size = scan_size(chosen) if scans else chosen.train.patch
-    stored = cases * prod(size) * (4 * len(chosen.data.modality_names) + len(chosen.data.label_names))
+    stored = cases * case_bytes(chosen, prod(size))
     assumed = f", if a scan has {' x '.join(map(str, size))} voxels" if scans else ""
     return f"; the cache of prepared cases takes about {_size(stored).text} more{assumed}"
 
@@ -167,74 +167,39 @@ def _features(bench: Bench, overrides: Mapping[str, str], absent: bool) -> Grid:
 
 
 @dataclass(frozen=True)
-class _Rehearsed:
+class _Work:
     """Work and disk space of one run of a study."""
 
     rounds: int
     steps: int
     cases: int  # validated
     tested: int
-    checkpoint: int  # bytes
-    kept: int  # checkpoints
-    scans: int  # kept to look at
-
-    @property
-    def stored(self) -> float:
-        """Approximate bytes of the run folder; the best and the last model together count as one more checkpoint."""
-        return self.checkpoint * (self.kept + 1) + PREDICTION * self.tested + SCAN * self.scans
+    stored: float  # approximate bytes of the run folder
 
     @classmethod
-    def of(cls, chosen: Study) -> "_Rehearsed":
+    def of(cls, chosen: Study) -> "_Work":
         """Rehearse a study."""
         seen: list[Any] = []
 
         def look(*state: Any) -> None:
             seen[:] = [state]
 
-        short = _shortened(chosen)
-        loads = study.loads(short, look)
-        rounds = _lengthened(chosen, short, len(loads))
-        steps, cases = ([sum(getattr(x, k) for x in load.values()) for load in loads] for k in ("steps", "cases"))
-        params, dealt = study.initial_params(chosen), study.deal_cases(chosen)
-        tested = {site: len(splits["test"]) for site, splits in dealt.items()}
-        return cls(
-            rounds=sum(rounds),
-            steps=sum(n * x for n, x in zip(rounds, steps, strict=True)),
-            cases=sum(n * x for n, x in zip(rounds, cases, strict=True)),
-            tested=sum(tested.values()),
-            checkpoint=tree_bytes(seen, {k: prod(v.shape) for k, v in params.items()}),
-            kept=KEPT + 1 + len(chosen.then),
-            scans=sum(min(3, n) for n in tested.values()),
-        )
+        params = study.initial_params(chosen)
+        loads = study.loads(chosen, look, params=params, most=ROUNDS)
+        done, dealt = total(loads), study.deal_cases(chosen).values()
+        tested = [len(splits["test"]) for splits in dealt]
+        model = sum(v.nbytes for v in params.values())
+        served = 1 if facts(config.phases(chosen)[-1].algorithm).shared_model else len(dealt)
+        checkpoint = tree_bytes(seen, {k: prod(v.shape) for k, v in params.items()})
+        stored = folder_bytes(chosen, served * model, checkpoint) + PREDICTION * sum(tested)
+        return cls(len(loads), done.steps, done.cases, sum(tested), stored + SCAN * sum(min(3, n) for n in tested))
 
-    def after(self, before: "_Rehearsed | None") -> "_Rehearsed":
+    def after(self, before: "_Work | None") -> "_Work":
         """Return what is left to do after a run that did the first rounds."""
         if before is None:
             return self
         names = ("rounds", "steps", "cases")
         return replace(self, **{k: getattr(self, k) - getattr(before, k) for k in names})
-
-
-def _shortened(chosen: Study) -> Study:
-    """Return the study with a few rounds in every phase, and with one start of a mixture that has more."""
-
-    def fewer(phase: Study) -> dict[str, dict[str, int]]:
-        if facts(phase.algorithm).exchanges:
-            return {"algorithm": {"restarts": 1}} if hasattr(phase.algorithm, "restarts") else {}
-        return {"run": {"rounds": min(ROUNDS, phase.run.rounds), "best_from": 0}}
-
-    first, *later = config.phases(chosen)
-    then = tuple(config.merge(changes, fewer(phase)) for changes, phase in zip(chosen.then, later, strict=True))
-    return replace(config.vary(replace(chosen, then=()), fewer(first)), then=then)
-
-
-def _lengthened(chosen: Study, short: Study, exchanges: int) -> list[int]:
-    """Return how many rounds of a study every rehearsed round stands for."""
-    counts: list[int] = []
-    for whole, part in zip(config.phases(chosen), config.phases(short), strict=True):
-        own = min(part.run.rounds, exchanges - len(counts))  # an algorithm may end its phase by itself
-        counts += [*[1] * (own - 1), 1 if whole.run == part.run else whole.run.rounds - own + 1]
-    return counts
 
 
 def _whole(value: float) -> Cell:

@@ -10,8 +10,7 @@ from types import MappingProxyType
 from polysite import config
 from polysite.benchmark import cluster, mixed
 from polysite.benchmark.bench import Bench
-from polysite.benchmark.jobs import Job, Step, assess_federations, check, jobs, settings, silent
-from polysite.benchmark.room import refuse_too_large
+from polysite.benchmark.jobs import Job, Step, assess_federations, check, jobs, refuse_too_large, settings, silent
 from polysite.benchmark.trials import Chosen, Trials
 from polysite.benchmark.workers import work
 from polysite.engines.run_folder import RunFolder, file_name

@@ -103,16 +103,16 @@ def work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
     return failed
 
 
-def _next(left: Collection[Job], running: "dict[Job, Worker]", room: "Room") -> tuple[Job, str | None] | None:
+def _next(left: Collection[Job], running: "dict[Job, Worker]", room: "Room") -> tuple[Job, str] | None:
     """Return the next job that may start, and its GPU; None if there is none or nothing fits."""
-    busy = Counter(worker.gpu or "" for worker in running.values())
+    busy = Counter(worker.gpu for worker in running.values())
     for job in left:
-        if not job.first([*left, *running]) and (place := room.place(busy, job.study.train.device)):
-            return job, place.gpu
+        if not job.first([*left, *running]) and (gpu := room.place(busy, job.study.train.device)) is not None:
+            return job, gpu
     return None
 
 
-def _worker(idle: "list[Worker]", gpu: str | None, threads: int) -> "Worker":
+def _worker(idle: "list[Worker]", gpu: str, threads: int) -> "Worker":
     """Return an idle worker on this GPU, or a new one; an idle worker on another GPU ends, to release its memory."""
     same = next((worker for worker in idle if worker.gpu == gpu), None)
     if same is not None:
@@ -123,8 +123,8 @@ def _worker(idle: "list[Worker]", gpu: str | None, threads: int) -> "Worker":
     return Worker(threads, gpu)
 
 
-def _on(gpu: str | None, room: "Room") -> str:
-    return f" on GPU {gpu}" if gpu is not None and len(room.gpus) > 1 else ""
+def _on(gpu: str, room: "Room") -> str:
+    return f" on GPU {gpu}" if gpu and len(room.gpus) > 1 else ""
 
 
 def order(job: Job, before: Job | None, runs: int) -> Order:
@@ -141,8 +141,8 @@ def order(job: Job, before: Job | None, runs: int) -> Order:
 class Worker:
     """A process that runs jobs one after the other."""
 
-    def __init__(self, threads: int, gpu: str | None = None):
-        self.threads, self.gpu = threads, gpu  # the only GPU that it sees; None: all of them
+    def __init__(self, threads: int, gpu: str = MACHINE):
+        self.threads, self.gpu = threads, gpu  # the only GPU that it sees, or MACHINE: all of them
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -162,7 +162,7 @@ class Worker:
 
     def _start(self, errors: int) -> "subprocess.Popen[bytes]":
         chosen = {"OMP_NUM_THREADS": str(self.threads), "GOMP_SPINCOUNT": "1000", **os.environ}
-        if self.gpu is not None:
+        if self.gpu:
             chosen[machine.VISIBLE] = self.gpu
         command = worker_command("polysite.benchmark.worker")
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=chosen)
@@ -196,13 +196,6 @@ def reason(job: Job, code: int) -> str:
     return f"{lines[-1].removeprefix('polysite: ') if lines else end} ({job.output})"
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a run may start."""
-
-    gpu: str | None = None  # the GPU that it sees; None: all of them, or there is none
-
-
 class Room:
     """The number of runs that fit in memory and in the memory of each GPU, measured on the first run.
 
@@ -227,8 +220,8 @@ class Room:
             self.least = {k: min(self.least[k], now[k]) for k in self.before}
             self.learnt = time.monotonic() > self.until
 
-    def place(self, busy: "Counter[str]", device: str = "auto") -> Place | None:
-        """Return where the next run fits; None if it does not fit now.
+    def place(self, busy: "Counter[str]", device: str = "auto") -> str | None:
+        """Return the GPU on which the next run fits, or MACHINE; None if it does not fit now.
 
         The GPU is the one with most memory left. A run that names another device than ``auto`` or ``cuda`` (the CPU, or
         a GPU by number) sees all GPUs.
@@ -240,9 +233,9 @@ class Room:
         if busy.total() >= (min(self.most, self._fit(MACHINE)) if self.learnt else 1):
             return None
         if not self.gpus or device not in ("auto", "cuda"):
-            return Place()
+            return MACHINE
         left = {g: self.before[g] - busy[g] * self._need(g) for g in self.gpus if busy[g] < self._fit(g)}
-        return Place(max(left, key=lambda gpu: left[gpu])) if left else None
+        return max(left, key=lambda gpu: left[gpu]) if left else None
 
     def _need(self, where: str) -> int:
         """Return the memory that the first run took of the machine, or of the GPU that it ran on; at least a byte."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Literal
 
-from polysite.costs.model import Load
+from polysite.costs.model import Load, total
 from polysite.payload import SiteId
 
 Kind = Literal["rounds", "steps", "bytes"]
@@ -25,7 +25,8 @@ def spent(exchanges: Iterable[Mapping[SiteId, Load]], kind: Kind) -> int:
     loads = list(exchanges)
     if kind == "rounds":
         return len(loads)
-    return sum(x.steps if kind == "steps" else x.down + x.up for load in loads for x in load.values())
+    whole = total(loads)
+    return whole.steps if kind == "steps" else whole.down + whole.up
 
 
 def rounds_for(budget: int, cost: Callable[[int], int], rounds: int) -> int:

@@ -35,6 +35,16 @@ class Load:
     trials: int = 1  # candidates that were trained at once, of which the site keeps one
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Lower bounds of what a study takes at a hospital: parameters of its network, and bytes."""
+
+    parameters: int
+    memory: int  # main memory
+    gpu: int  # memory of the GPU; 0 if the site computes on the CPU
+    disk: int
+
+
 @dataclass(frozen=True)
 class Cost:
     """Cost of a whole run."""
@@ -104,6 +114,16 @@ def planned(exchanges: Iterable[Mapping[SiteId, Load]], speeds: Speeds, batch: i
     rounds = [dict(loads) for loads in exchanges]
     _know(speeds, rounds)
     return _total(rounds, speeds, batch)
+
+
+def total(exchanges: Iterable[Mapping[SiteId, Load]]) -> Load:
+    """Return the work and traffic of all sites in all rounds.
+
+    >>> total([{"a": Load(steps=3, down=8, up=16), "b": Load(steps=1, down=8)}] * 10)
+    Load(steps=40, cases=0, down=160, up=160, patches=None, trials=1)
+    """
+    every = [load for loads in exchanges for load in loads.values()]
+    return Load(*(sum(getattr(load, name) for load in every) for name in ("steps", "cases", "down", "up")))
 
 
 def without_grid(exchanges: Iterable[Mapping[SiteId, Load]]) -> list[dict[SiteId, Load]]:

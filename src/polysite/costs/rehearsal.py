@@ -7,34 +7,15 @@ memory. Bytes are counted at the real size of the arrays.
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from polysite.algorithms.base import Algorithm
 from polysite.costs.model import Load
 from polysite.payload import Payload, SiteId
 from polysite.site import Budget, Cases, CaseScore, Fit, Objective, Scores, Sketch
 from polysite.tree import Tree
-
-
-class Exchange(Protocol):
-    """The methods of an algorithm that a rehearsal calls."""
-
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> Any:
-        """Return the server's first state."""
-        ...
-
-    def send(self, state: Any, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        """Return the payload for every site of the cohort."""
-        ...
-
-    def local(self, got: Payload, memory: Payload, site: Any) -> tuple[Payload, Payload]:
-        """Return the reply of a site and its new memory."""
-        ...
-
-    def merge(self, state: Any, replies: Mapping[SiteId, Payload]) -> Any:
-        """Return the state after the replies."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -128,12 +109,13 @@ class Understudy:
 
 
 def rehearse(
-    algorithm: Exchange,
+    algorithm: Algorithm[Any],
     params: Tree,
     train: Mapping[SiteId, int],
     effort: Effort = Effort(),
     *,
     rounds: int,
+    most: int | None = None,
     cohort: Callable[[int], Collection[SiteId]] | None = None,
     validation: Mapping[SiteId, int] | None = None,
     validate_every: int = 1,
@@ -151,6 +133,7 @@ def rehearse(
         train: Number of training cases of every site.
         effort: Settings of local training.
         rounds: Number of rounds.
+        most: Rounds to rehearse; the others are assumed to be like the last of these. None rehearses all.
         cohort: Returns the sites that take part in a round; None for all sites with training cases.
         validation: Number of validation cases of every site.
         validate_every: Rounds between validations.
@@ -161,18 +144,21 @@ def rehearse(
     start = {k: np.ones((1,) * len(v.shape), str(v.dtype).rpartition(".")[2]) for k, v in params.items()}
     names = sorted(i for i, n in train.items() if n)
     state, memory = algorithm.init(start, names), {i: Payload() for i in names}
+    trained: dict[SiteId, Load] = {}
     for index in range(rounds):
-        asked = names if cohort is None else cohort(index)
-        sent = algorithm.send(state, [i for i in names if i in asked])
-        replies, loads = {}, {}
-        for i, got in sent.items():
-            site = Understudy(train[i], start, effort, modalities)
-            replies[i], memory[i] = algorithm.local(got, memory[i], site)
-            steps = sum(f.steps for f in site.fits)
-            loads[i] = Load(steps, 0, _nbytes(got, elements), _nbytes(replies[i], elements), site.patches)
-        state = algorithm.merge(state, replies) if replies else state
-        if look:
-            look(state, memory)
+        if most is None or index < most:
+            asked = names if cohort is None else cohort(index)
+            sent = algorithm.send(state, [i for i in names if i in asked])
+            replies, trained = {}, {}
+            for i, got in sent.items():
+                site: Any = Understudy(train[i], start, effort, modalities)  # an algorithm asks no more of it
+                replies[i], memory[i] = algorithm.local(got, memory[i], site)
+                steps = sum(f.steps for f in site.fits)
+                trained[i] = Load(steps, 0, _nbytes(got, elements), _nbytes(replies[i], elements), site.patches)
+            state = algorithm.merge(state, replies) if replies else state
+            if look:
+                look(state, memory)
+        loads = dict(trained)
         ended = hasattr(algorithm, "is_finished") and algorithm.is_finished(state)
         if (index + 1) % validate_every == 0 or index + 1 == rounds or ended:
             loads.update({i: replace(loads.get(i, Load()), cases=n) for i, n in (validation or {}).items()})
@@ -181,7 +167,7 @@ def rehearse(
             return
 
 
-def traffic(algorithm: Exchange, params: Tree, sites: Sequence[SiteId]) -> dict[SiteId, tuple[int, int]]:
+def traffic(algorithm: Algorithm[Any], params: Tree, sites: Sequence[SiteId]) -> dict[SiteId, tuple[int, int]]:
     """Return (bytes down, bytes up) of every site in a round after the first."""
     *_, loads = rehearse(algorithm, params, dict.fromkeys(sites, 1), rounds=2)
     return {i: (load.down, load.up) for i, load in loads.items()}

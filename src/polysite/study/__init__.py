@@ -11,8 +11,8 @@ from polysite.study.cases import (
     with_fixed_cases,
 )
 from polysite.study.engine import Engine, OpenedStudy
+from polysite.study.estimate import Sizes, cost, initial_params, loads
 from polysite.study.finished import dealt_as_trained, models_of, open_finished, study_of
-from polysite.study.forecast import Sizes, cost, initial_params, loads
 from polysite.study.sites import (
     POOLED,
     Materials,

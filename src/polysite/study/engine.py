@@ -17,7 +17,7 @@ from polysite.engines.rounds import Watch
 from polysite.errors import ConfigError, nearest
 from polysite.evaluation_folder import ExaminedSite
 from polysite.study.cases import pinned, refuse_duplicates
-from polysite.study.forecast import foresee, initial_params
+from polysite.study.estimate import foresee, initial_params
 from polysite.study.sites import POOLED, Materials, build_phases, refuse_bare, roles, train_sizes, with_cases
 from polysite.tree import Tree
 

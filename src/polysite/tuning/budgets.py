@@ -4,6 +4,7 @@ from polysite import study
 from polysite.benchmark import pace
 from polysite.config import Study
 from polysite.costs.budget import Kind, spent
+from polysite.costs.model import total
 from polysite.errors import ConfigError
 from polysite.tuning.space import Candidate, Space
 
@@ -40,11 +41,9 @@ def budget(
     if kind == "rounds":
         return amount / len(loads), "steps"
     if kind == "gigabytes":
-        sent = spent(loads, "bytes")
-        if not sent:
+        if not (sent := spent(loads, "bytes")):
             raise ConfigError(f"the reference {space.reference!r} sends nothing; give the budget in rounds or hours")
         return amount * 1e9 / sent, "bytes"
-    steps = spent(loads, "steps")
-    speed = pace.measure(reference, steps)
-    cases = sum(load.cases for each in loads for load in each.values())
-    return 3600 * amount / (steps * speed.step + cases * speed.case), "steps"
+    whole = total(loads)
+    seconds = pace.measure(reference, whole.steps).seconds(whole.steps, whole.cases)
+    return 3600 * amount / seconds, "steps"

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from polysite import config
-from polysite.benchmark.jobs import Job, Step
-from polysite.benchmark.room import refuse_full_disk
+from polysite.benchmark.jobs import Job, Step, refuse_too_large
 from polysite.config import Study
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.coordinator.roster import Deadlines, Wire
@@ -103,7 +102,7 @@ class Hospitals:
             except ConfigError as problem:
                 raise ConfigError(f"{job.method} cannot run over real hospitals: {problem}") from problem
             _refuse_other(job)
-        refuse_full_disk(jobs, out)
+        refuse_too_large(jobs, out, elsewhere=True)
         new = [job for job in jobs if not job.run.exists() and self._id(job.study) not in self._agreed]
         self._refuse_many(len(new))
         refused: dict[str, str] = {}

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from polysite.benchmark.jobs import Job, Step, check
-from polysite.benchmark.room import refuse_too_large
+from polysite.benchmark.jobs import Job, Step, check, refuse_too_large
 from polysite.benchmark.workers import work
 from polysite.config import Study
 from polysite.study import Sizes

@@ -11,19 +11,20 @@ from dataclasses import replace
 import pytest
 
 from polysite import config
+from polysite.costs.model import Demand
 from polysite.data import phantom
 from polysite.data.phantom import Hospital
 from polysite.deploy.identity import identity
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.protocol import PROTOCOL
-from polysite.deploy.site import agreement, limits, worker
-from polysite.deploy.site.demand import Demand
+from polysite.deploy.site import agreement, worker
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import Studies, Trace
 from polysite.deploy.site.worker import Worker
 from polysite.errors import ConfigError, DataError
 from polysite.payload import Payload, encode
+from polysite.study.estimate import demand
 
 STUDY = """
 seed = {seed}
@@ -135,7 +136,7 @@ def test_limits_are_those_of_the_policy(hospital):
 def test_the_estimate_is_that_of_the_network_itself():
     """The large U-Net has 22.58 million parameters; nothing of its size is allocated."""
     study = config.parse('[data]\nname = "phantom"\n[model]\nname = "unet"\n[train]\ndevice = "cpu"\n')
-    found = limits.estimate(study, [])
+    found = demand(study, 0)
     assert found.parameters == 22_577_987 and found.gpu == 0 and 1e8 < found.memory < 1e9
 
 

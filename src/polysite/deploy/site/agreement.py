@@ -7,13 +7,13 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from polysite import config, plugins, study
+from polysite import config, machine, plugins, study
 from polysite.algorithms import names_of
 from polysite.algorithms.base import Algorithm, Kind, facts, small_models, small_sums
 from polysite.config import Study
@@ -26,7 +26,7 @@ from polysite.data.split import SiteSplit
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.protocol import RequestKind
 from polysite.deploy.site.kept_split import keep_split
-from polysite.deploy.site.limits import estimate, gpu_memory, main_memory, refuse_size
+from polysite.deploy.site.limits import refuse_size
 from polysite.deploy.site.policy import Intent, SitePolicy
 from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import DAY, Studies, Trace
@@ -35,6 +35,7 @@ from polysite.engines.run_folder import file_name
 from polysite.errors import ConfigError, DataError, PolysiteError
 from polysite.models.encoders import Bundled
 from polysite.storage import private_folder, write_file
+from polysite.study.estimate import demand, device_memory
 from polysite.training.torch_site import TorchSite
 
 
@@ -127,7 +128,7 @@ class Agreements:
             cases = [case for case in _cases(local, self.site.name) if case.name not in withdrawn]
         except ConfigError as problem:  # of this hospital's own configuration: it may name files
             raise DataError(str(problem)) from problem
-        self._check_demand(local, cases, new, policy)
+        self._check_demand(local, len(cases), new, policy)
         try:
             whole = local.split.apply({self.site.name: cases}, local.split.seed_of(local.seed))
             kept = keep_split(folder / "split.json", cases, whole[self.site.name], self.pseudonyms)
@@ -155,11 +156,11 @@ class Agreements:
         phases = [(p.algorithm, host.under(p.train)) for p in config.phases(local)]
         return Agreed(id, local, splits, volumes, phases, folder)
 
-    def _check_demand(self, local: Study, cases: Sequence[CaseRef], new: bool, policy: SitePolicy) -> None:
+    def _check_demand(self, local: Study, cases: int, new: bool, policy: SitePolicy) -> None:
         """Ask the policy about the memory and the disk space of a study, before anything is allocated."""
         free = shutil.disk_usage(self.site.state).free + Cache(place()).size if new else sys.maxsize
-        demand = estimate(local, cases)
-        obey(policy.refuse_demand(demand, main_memory(), gpu_memory(local), free))
+        _, device = device_memory(local)
+        obey(policy.refuse_demand(demand(local, cases), machine.memory().total, device.total, free))
 
     def _trace(self, id: str, local: Study, volumes: SiteSplit, splits: SiteSplit, policy: SitePolicy) -> Trace:
         """Return what a study does with the cases here."""

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
 from polysite.algorithms.base import Kind
+from polysite.costs.model import Demand
 from polysite.deploy.protocol import RequestKind
-from polysite.deploy.site.demand import Demand
 from polysite.errors import ConfigError, nearest, shown
 from polysite.foreign import read_toml, without_removed
 
