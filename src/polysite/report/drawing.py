@@ -141,7 +141,7 @@ def outline(axes: Axes, masks: Sequence[np.ndarray], colours: Sequence[str], wid
     for k, mask in enumerate(masks):
         if mask.any():  # padded, so that outlines close at the border
             x, y = (np.arange(-1, n + 1) for n in mask.shape[::-1])
-            look = {"colors": colours[k], "linestyles": ("-", "--")[k % 2], "zorder": 2 + k % 2}
+            look: dict[str, Any] = {"colors": colours[k], "linestyles": ("-", "--")[k % 2], "zorder": 2 + k % 2}
             axes.contour(x, y, np.pad(mask, 1), levels=[0.5], linewidths=width, **look)
     axes.axis(limits)
 

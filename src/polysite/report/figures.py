@@ -155,7 +155,7 @@ def shares(methods: Sequence[Method]) -> str | None:
     for method in methods:
         lines = _by_name(method.first, attrgetter("shares"))
         if lines:
-            key = repr([(s, [round(v, 3) for v in values]) for s, (_, values) in sorted(lines.items())])
+            key = repr([(s, [round(v, 3) for v in lines[s][1]]) for s in sorted(lines)])
             alike.setdefault(key, []).append(method.name)
             series[key] = lines
     if not series:

@@ -184,8 +184,10 @@ def _text(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
 def _head(axes: Axes, heading: Sequence[str], labels: Sequence[str], columns: int, down: float) -> None:
     _text(axes, 0, 1, "\n".join(heading), fontsize=13, fontweight="bold", linespacing=1.2)
     if labels:
-        looks = [{"color": OUTLINES[k % len(OUTLINES)], "linestyle": ("-", "--")[k % 2]} for k in range(len(labels))]
-        handles = [Line2D([], [], linewidth=1.5, **look) for look in looks]
+        handles = [
+            Line2D([], [], linewidth=1.5, color=OUTLINES[k % len(OUTLINES)], linestyle=("-", "--")[k % 2])
+            for k in range(len(labels))
+        ]
         place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 1 - down), "borderaxespad": 0}
         legend = axes.legend(handles, labels, ncols=columns, frameon=False, fontsize=9, borderpad=0.1, **place)
         for text in legend.get_texts():
