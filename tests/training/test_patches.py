@@ -14,14 +14,7 @@ from polysite.models.unet import UNet
 from polysite.site import Balanced, Objective
 from polysite.training import patches
 from polysite.training.network import Network
-from polysite.training.patches import (
-    Patches,
-    labelled_voxels,
-    labelled_window,
-    mixed_shares,
-    shares,
-    window,
-)
+from polysite.training.patches import Patches, labelled_voxels, labelled_window, mixed_shares, shares, window
 from polysite.training.settings import Train
 from polysite.training.torch_site import TorchSite
 
@@ -94,10 +87,8 @@ def test_shares_of_labels_in_patches_around_labels_are_those_of_all_of_them():
 
 
 def site(train, name="s"):
-    drawn = rng(2)
-    cases = [
-        Case(name, str(k), drawn.normal(size=(1, *SPACE)).astype(np.float32), volume()[:2].numpy()) for k in range(3)
-    ]
+    drawn, label = rng(2), volume()[:2].numpy()
+    cases = [Case(name, str(k), drawn.normal(size=(1, *SPACE)).astype(np.float32), label) for k in range(3)]
     net = Network(UNet(filters=(2, 4, 4)).build(dims=3, modalities=1, outputs=2, seed=1), train)
     return TorchSite(name, net, {"train": cases}, ["large", "small"], train, 3)
 
