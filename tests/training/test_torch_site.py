@@ -473,7 +473,7 @@ def test_images_are_classified(dims):
     splits = {"train": [picture(k) for k in range(8)], "validation": [picture(k) for k in range(8, 16)]}
     net = Network(TINY_DENSENET.build(dims=dims, modalities=1, outputs=2, seed=0), train)
     s = TorchSite("s", net, splits, ["dark", "bright"], train, 0, Classify())
-    scores = s.score(s.fit(s.start, budget=Budget(epochs=15)).params, s.cases("validation"))
+    scores = s.score(s.fit(s.start, budget=Budget(epochs=25)).params, s.cases("validation"))
     assert np.mean([c.labels["accuracy"] for c in scores.values()]) >= 0.9
     assert all(c.labels["accuracy"] == (c.predicted == c.true) and c.true == int(n) % 2 for n, c in scores.items())
     assert Classify().loss("ce", torch.zeros(1, 2), torch.tensor([[0.0, 1.0]])).item() == pytest.approx(np.log(2))
