@@ -7,10 +7,9 @@ import pytest
 
 import polysite as ps
 from polysite.data.case import Case
-from polysite.engines.rounds import run_rounds
-from polysite.engines.simulator import Simulator
 from polysite.training.network import Network
 from polysite.training.torch_site import TorchSite
+from quadratic import play
 
 TRAIN = ps.Train(lr=0.05, patch=(8, 8), augment="none", batch=2, device="cpu")
 SIZES, ROUNDS = {"a": 5, "b": 2}, 3
@@ -60,8 +59,7 @@ STEPS = {
 def test_recorded_steps_are_those_of_the_optimiser(algorithm, want):
     network = Network(ps.UNet(filters=(2, 4, 4)).build(dims=2, modalities=1, outputs=1, seed=0), TRAIN)
     taken = Counter()
-    engine = Simulator(algorithm, {name: hospital(name, network, taken) for name in SIZES})
-    for r in run_rounds(algorithm, engine, network.start, ps.Plan(rounds=ROUNDS), seed=0):
+    for r in play(algorithm, {name: hospital(name, network, taken) for name in SIZES}, ROUNDS).rounds:
         for name, did in r.record(0, {}, False).sites.items():
             beside = 2 if isinstance(algorithm, ps.FedRoD) else 1  # each head has an optimiser; both step on one batch
             assert did.steps == want(name, r.index) == taken[name, r.index] / beside

@@ -9,13 +9,12 @@ import torch
 import polysite as ps
 from polysite import tree
 from polysite.data.case import Case
-from polysite.engines.rounds import run_rounds
-from polysite.engines.simulator import Simulator
 from polysite.payload import Payload
 from polysite.site import Budget, Mix, Objective, Tilt
 from polysite.training.network import Network
 from polysite.training.tasks import Classify
 from polysite.training.torch_site import _MIXING, TorchSite
+from quadratic import play
 from tiny import PLAIN, TINY_DENSENET, site
 
 
@@ -165,18 +164,16 @@ def test_calibrated_statistics_are_those_of_the_training_cases():
 
 
 def test_superfed_in_torch_trains_twins_after_its_first_rounds():
-    def played(algorithm, rounds):
-        engine = Simulator(algorithm, {"s": site(), "t": site(name="t", n=3)})
-        *_, end = run_rounds(algorithm, engine, site().start, ps.Plan(rounds=rounds), seed=0)
-        return end, engine
+    def hospitals():
+        return {"s": site(), "t": site(name="t", n=3)}
 
-    (one, engine), (two, _) = played(ps.SuPerFed(mu=0.2, after=2), 2), played(ps.FedProx(mu=0.4), 2)
-    assert Payload(w=one.state.model) == Payload(w=two.state.model) and not any(engine.memories().values())
-    end, engine = played(ps.SuPerFed(mu=0.2, after=1, choices=(0.0, 0.5, 1.0)), 3)
-    assert all("twin" in m for m in engine.memories().values())
-    sent = end.sent["s"]
-    for name, (served,) in engine.serve(2, dict.fromkeys(("s", "t"), sent)).models.items():
-        twin = engine.memories()[name]["twin"]
+    one, two = play(ps.SuPerFed(mu=0.2, after=2), hospitals(), 2), play(ps.FedProx(mu=0.4), hospitals(), 2)
+    assert Payload(w=one.state.model) == Payload(w=two.state.model) and not any(one.memories.values())
+    run = play(ps.SuPerFed(mu=0.2, after=1, choices=(0.0, 0.5, 1.0)), hospitals(), 3)
+    assert all("twin" in m for m in run.memories.values())
+    sent = run.last.sent["s"]
+    for name, (served,) in run.engine.serve(2, dict.fromkeys(("s", "t"), sent)).models.items():
+        twin = run.memories[name]["twin"]
         between = [{k: (1 - x) * sent["model"][k] + x * twin[k] for k in twin} for x in (0.0, 0.5, 1.0)]
         assert any(all(torch.allclose(served[k], b[k]) for k in b) for b in between)
 

@@ -12,8 +12,6 @@ import polysite as ps
 from polysite import tree
 from polysite.algorithms.fedbn import normalisation
 from polysite.data.case import Case
-from polysite.engines.rounds import run_rounds
-from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.models import MODELS
 from polysite.models.names import canonical
@@ -27,6 +25,7 @@ from polysite.training.network import Network
 from polysite.training.patches import shares
 from polysite.training.tasks import Classify, Exclusive, Outline
 from polysite.training.torch_site import TorchSite
+from quadratic import play
 
 PLAIN = ps.Train(lr=0.05, gamma=1.0, weight_decay=0.01, patch=(16, 16, 16), augment="none", batch=2, device="cpu")
 SMALL, CLASSES = ps.UNet(filters=(2, 4, 4)), ps.DenseNet((2, 2), 4, 4)
@@ -322,16 +321,14 @@ def test_no_more_negatives_than_were_asked_for_and_those_the_hardest():
     assert (logits.grad[:, 0] != 0).tolist() == [True, False, True, True, False, True, False]
 
 
-def played(algorithm, task, rounds=2):
-    sites = {n: site(n, task, seed=k) for k, n in enumerate("ab")}
-    engine, crossed = Simulator(algorithm, sites, wire=True), []
-    for r in run_rounds(algorithm, engine, sites["a"].start, ps.Plan(rounds=rounds), seed=0):
-        crossed += [*r.sent.values(), *(x.payload for x in r.replies.values())]
-    kept, served = engine.memories(), {}
+def played(algorithm, task):
+    """(the shared model, what the sites remember, all that crossed, what every site and a stranger are served)."""
+    sites, served = {n: site(n, task, seed=k) for k, n in enumerate("ab")}, {}
+    run = play(algorithm, sites, 2, wire=True)
     for i in (*"ab", "stranger"):
-        got = algorithm.send(r.state, [i])[i]
-        ((served[i], _),) = algorithm.serve(got, kept.get(i, Payload()), sites["a"], ())
-    return r.state.model, kept, crossed, served
+        got = algorithm.send(run.state, [i])[i]
+        ((served[i], _),) = algorithm.serve(got, run.memories.get(i, Payload()), sites["a"], ())
+    return run.state.model, run.memories, run.crossed, served
 
 
 @pytest.mark.parametrize("task", [Outline(), Exclusive()], ids=lambda t: type(t).__name__)

@@ -7,14 +7,13 @@ import torch
 import polysite as ps
 from polysite import tree
 from polysite.data.case import Case
-from polysite.engines.rounds import run_rounds
-from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.training.gpu_steps import GpuSteps, can_accelerate
 from polysite.training.network import Network
 from polysite.training.supervision import coarser, supervised
 from polysite.training.tasks import CaseLoss, Exclusive, Outline
 from polysite.training.torch_site import TorchSite
+from quadratic import play
 
 FILTERS = (2, 4, 4, 4)
 TRAIN = ps.Train(lr=0.1, patch=(16, 16, 16), augment="none", batch=2, device="cpu")
@@ -111,9 +110,7 @@ PERSONAL = {
 @pytest.mark.parametrize(("algorithm", "task"), PERSONAL.values(), ids=PERSONAL.keys())
 def test_personalised_algorithms_train_all_heads(algorithm, task):
     sites = {name: site(name, 2, task) for name in ("a", "bb")}
-    start = sites["a"].start
-    *_, last = run_rounds(algorithm, Simulator(algorithm, sites), start, ps.Plan(rounds=2), seed=0)
-    model = last.state.model
+    start, model = sites["a"].start, play(algorithm, sites, 2).state.model
     more = [k for k in model if k.startswith("decoder.supervision.")]
     assert len(more) == 4 and not any(torch.equal(model[k], start[k]) for k in more)
     assert set(sites["a"].score(start, ["0"])) == {"0"}

@@ -10,8 +10,6 @@ from monai.metrics import compute_dice
 
 import polysite as ps
 from polysite.data.case import Case
-from polysite.engines.rounds import run_rounds
-from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.models import MODELS
 from polysite.models.names import GROUPS
@@ -21,6 +19,7 @@ from polysite.training.network import Network
 from polysite.training.tasks import Classify, Exclusive, Outline, check_loss
 from polysite.training.torch_site import TorchSite
 from polysite.tree import matches
+from quadratic import play
 from tiny import PLAIN, TINY_DENSENET, TINY_UNET, cases, site
 
 
@@ -149,11 +148,8 @@ def test_fednova_in_torch_forgets_how_often_a_site_stepped():
     """Small steps, ten times as many at b: FedNova rests at the optimum of the mean, FedAvg is drawn to b."""
     train = replace(PLAIN, lr=1e-3, momentum=0.9)
     a, b = quadratic_site("a", 0.0, 1.0, train), quadratic_site("b", 1.0, 2.0, replace(train, epochs=10))
-    ends = {}
-    for algorithm in (ps.FedNova(), ps.FedAvg()):
-        *_, last = run_rounds(algorithm, Simulator(algorithm, {"a": a, "b": b}), a.start, ps.Plan(rounds=150), seed=0)
-        ends[type(algorithm)] = last.state.model["w"].item()
-    assert ends[ps.FedNova] == pytest.approx(0.8, abs=0.02) and ends[ps.FedAvg] > 0.95
+    nova, plain = (play(algorithm, {"a": a, "b": b}, 150).models()[-1] for algorithm in (ps.FedNova(), ps.FedAvg()))
+    assert nova == pytest.approx(0.8, abs=0.02) and plain > 0.95
 
 
 def test_the_contrast_is_the_one_on_paper():
@@ -241,23 +237,19 @@ def test_a_contrast_moves_the_features_and_nothing_else(model, task, labels):
 
 def test_moon_in_torch_begins_as_fedavg():
     def model(algorithm, rounds):
-        sites = {n: site(name=n, seed=k) for k, n in enumerate("ab")}
-        *_, last = run_rounds(algorithm, Simulator(algorithm, sites), sites["a"].start, ps.Plan(rounds=rounds), seed=0)
-        return torch.cat([v.flatten() for v in last.state.model.values()])
+        model = play(algorithm, {n: site(name=n, seed=k) for k, n in enumerate("ab")}, rounds).state.model
+        return torch.cat([v.flatten() for v in model.values()])
 
+    plain = model(ps.FedAvg(), 3)
     assert torch.equal(model(ps.Moon(5.0), 1), model(ps.FedAvg(), 1))
-    assert torch.equal(model(ps.Moon(0.0), 3), model(ps.FedAvg(), 3))
-    assert not torch.equal(model(ps.Moon(5.0), 3), model(ps.FedAvg(), 3))
+    assert torch.equal(model(ps.Moon(0.0), 3), plain) and not torch.equal(model(ps.Moon(5.0), 3), plain)
 
 
 def test_scaffold_in_torch_reaches_the_pooled_optimum():
     train = replace(PLAIN, epochs=5)
     a = quadratic_site("a", 0.0, 1.0, train)  # curvature 1, optimum 0
     b = quadratic_site("b", 1.0, 2.0, train)  # curvature 4, optimum 1
-    *_, last = run_rounds(
-        ps.Scaffold(), Simulator(ps.Scaffold(), {"a": a, "b": b}), a.start, ps.Plan(rounds=150), seed=0
-    )
-    assert last.state.model["w"].item() == pytest.approx(0.8, abs=1e-4)
+    assert play(ps.Scaffold(), {"a": a, "b": b}, 100).models()[-1] == pytest.approx(0.8, abs=1e-4)
 
 
 def test_fit_equals_a_loop_written_by_hand():
