@@ -10,7 +10,6 @@ from polysite.algorithms.cost_weighted import _blend
 from polysite.algorithms.robust import krum_scores
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
-from polysite.errors import ConfigError
 from polysite.payload import Payload
 from polysite.site import CaseScore
 from quadratic import ETA, NAMES, Q0, START, A, B, K, N, P, Quadratic, R, bed, play
@@ -846,9 +845,3 @@ def test_groups_are_told_apart_in_the_record():
     alone = {"b": replies["b"]}
     assert algorithm.shares(state, alone) == {"b": 1.0}
     assert algorithm.diagnostics(algorithm.merge(state, alone)) == {"clusters (north)": 1, "clusters (south)": 0}
-
-
-def test_a_window_of_two_costs_is_the_shortest():
-    assert ps.FedPIDAvg(window=2).window == 2
-    with pytest.raises(ConfigError, match="window = 1 must be at least 2"):
-        ps.FedPIDAvg(window=1)

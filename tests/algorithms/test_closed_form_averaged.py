@@ -5,7 +5,6 @@ import pytest
 
 import polysite as ps
 from polysite.algorithms.base import serving_payloads
-from polysite.errors import ConfigError
 from polysite.payload import Payload
 from quadratic import ETA, Q0, K, bed, play
 
@@ -70,12 +69,6 @@ def test_combinators_serve_the_average_of_what_is_inside():
     assert served(groups, state) == state.groups["x"].model["w"].item() != state.groups["x"].inner.model["w"].item()
 
 
-def test_it_needs_what_the_inner_algorithm_needs_and_refuses_those_without_a_shared_model():
+def test_it_needs_what_the_inner_algorithm_needs():
     inner = ps.FedAvg(), ps.FedAvg(server=ps.Adam()), ps.Weighted({}), ps.Scaffold(), ps.FedExP()
     assert [ps.Averaged(inner=each).needs for each in inner] == ["sum"] * 3 + ["each"] * 2
-    for own in (ps.Ditto(), ps.Clustered({"x": ("s0",)}), ps.Weighted({}, ps.Clustered({"x": ("s0",)}))):
-        with pytest.raises(ConfigError, match="has no single model that all sites use"):
-            ps.Averaged(inner=own)
-    for decay in (-0.1, 1.0):
-        with pytest.raises(ConfigError, match="must be at least 0 and less than 1"):
-            ps.Averaged(decay)

@@ -195,15 +195,6 @@ def test_a_phase_of_it_ends_by_itself_and_is_the_best_of_all(tmp_path):
     assert records[0].sites["a"].steps == 0 < records[-2].sites["a"].steps
 
 
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [({"rounds": 0}, "rounds = 0"), ({"bin_width": 0.0}, "bin_width = 0.0"), ({"components": ()}, "components")],
-)
-def test_settings_that_make_no_sense_are_refused(keys, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        ps.Cfft(**keys)
-
-
 class Hostile(Simulator):
     """Site b tells something else from the first exchange of a stage on."""
 
@@ -360,9 +351,3 @@ def test_what_is_odd_about_clusters_is_recorded_once(tmp_path):
     assert len(said) == len(set(said)) and any("fewer than 5 cases of a hospital were withheld" in s for s in said)
     last = folder.records()[-1].diagnostics
     assert 0 < last["variance kept"] <= 1 and "agreement with hospitals" in last
-
-
-def test_starts_from_cases_need_the_cases_in_one_place():
-    with pytest.raises(ConfigError, match="use starts = 'shared', or fit = 'pooled'"):
-        ps.Cfft(starts="kmeans")
-    ps.Cfft(starts="kmeans", fit="pooled")

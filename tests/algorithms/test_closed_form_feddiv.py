@@ -282,24 +282,6 @@ def test_a_network_without_sub_encoders_is_refused_unless_there_is_no_divergence
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"alpha": -1},
-        {"focus": -1},
-        {"lam": -1},
-        {"lam": float("inf")},
-        {"gamma": 0.5},
-        {"nearest": 0},
-        {"share": 1.5},
-        {"edges": 0.5},
-    ],
-)
-def test_impossible_settings_are_refused(wrong):
-    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} = "):
-        FedDiv(**wrong)
-
-
-@pytest.mark.parametrize(
     ("counts", "says"),
     [
         ({"class0": np.array([3.0]), "class1": np.array([0.0])}, None),

@@ -8,7 +8,6 @@ import pytest
 import polysite as ps
 from polysite import tree
 from polysite.algorithms.fedrep import HEAD_EPOCHS
-from polysite.errors import ConfigError
 from polysite.payload import Payload
 from polysite.site import Balanced, Fit, Objective, OneVsAll
 from quadratic import ETA, NAMES, A, B, K, P, Quadratic, bed, play
@@ -311,24 +310,3 @@ def test_a_server_that_sends_what_is_private_is_not_listened_to_and_not_answered
     fair = algorithm.local(Payload(model=state.model), Payload(), site)
     assert own and same(algorithm.local(Payload(model={**state.model, **own}), Payload(), site), fair)
     assert fair[0]["model"].keys() == state.model.keys()
-
-
-REFUSED = {
-    "a head of nothing": (lambda: ps.FedRep(()), "names nothing that stays at a site"),
-    "an unknown head": (lambda: ps.FedRep(("tail.*",)).init(SPLITS, NAMES), "private names 'tail.*', and no parameter"),
-    "all in the head": (lambda: ps.FedRep(("*",)).init(SPLITS, NAMES), "keeps every parameter at the sites"),
-    "epochs and steps": (lambda: ps.FedRep(epochs=1, steps=2), r"not both \(epochs = 1, steps = 2\)"),
-    "both for the head": (lambda: ps.FedRep(head_epochs=1, head_steps=2), r"\(head_epochs = 1, head_steps = 2\)"),
-    "a head that does not train": (lambda: ps.FedRep(head_epochs=0), "head_epochs = 0 must be at least 1"),
-    "no head": (lambda: ps.FedRoD().init({"w": np.ones(1)}, NAMES), "names 'head.*', and no parameter of this network"),
-    "a negative clip": (lambda: ps.FedRoD(-1.0), "clip = -1.0 must be at least 0"),
-    "more than all": (lambda: ps.FedABC(lam=1.5), "lam = 1.5 must be between 0 and 1"),
-    "no negatives": (lambda: ps.FedABC(ratio=0.0), "ratio = 0.0 must be more than 0"),
-    "no bias": (lambda: ps.FedABC().init(SPLITS, NAMES), "personal names 'head.*bias', and no parameter"),
-}
-
-
-@pytest.mark.parametrize(("make", "sentence"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_makes_no_sense_is_refused(make, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        make()

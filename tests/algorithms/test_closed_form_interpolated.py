@@ -9,7 +9,6 @@ from polysite.engines.rounds import run_rounds
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.engines.transport import Served
-from polysite.errors import ConfigError
 from polysite.metrics.shrinkage import shrink
 from polysite.payload import Payload
 from polysite.site import CaseScore
@@ -146,18 +145,3 @@ def test_sums_that_no_gains_have_are_refused():
     ]
     replies = {"good": Payload(gains=good)} | {str(k): Payload(gains={**good, **x}) for k, x in enumerate(odd)}
     assert algorithm.objections(algorithm.init(START, []), replies).keys() == {str(k) for k in range(len(odd))}
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"alphas": ()}, "give at least one"),
-        ({"alphas": (0.0, 1.0)}, "more than 0"),
-        ({"sure": 1.0}, "never reached"),
-        ({"sure": 1.2}, "between 0 and 1"),
-        ({"lam": -1.0}, "at least 0"),
-    ],
-)
-def test_refused_settings(settings, words):
-    with pytest.raises(ConfigError, match=words):
-        ps.Interpolated(**settings)

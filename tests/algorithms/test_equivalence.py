@@ -8,7 +8,6 @@ from scipy.spatial import distance
 
 import polysite as ps
 from polysite import tree
-from polysite.errors import ConfigError
 from polysite.models import MODELS
 from polysite.models.names import canonical
 from polysite.payload import Payload
@@ -234,85 +233,6 @@ def test_krum_of_fewer_replies_than_sites(rule, sites, points, middle):
     few = {f"s{i}": Payload(model={"w": np.array([x])}) for i, x in enumerate(points)}
     state = rule.init({"w": np.zeros(1)}, [f"s{i}" for i in range(sites)])
     assert rule.merge(state, few).model["w"] == pytest.approx(middle)
-
-
-REFUSED = {
-    "negative mu": (lambda: ps.FedProx(-1.0), "mu = -1.0 must be at least 0"),
-    "mu not a number": (lambda: ps.FedProx(float("nan")), "mu = nan"),
-    "alpha of zero": (lambda: ps.FedDyn(0.0), "alpha = 0.0 must be more than 0"),
-    "negative q": (lambda: ps.QFedAvg(-0.5), "q = -0.5"),
-    "temperature of zero": (lambda: ps.Moon(1.0, 0.0), "temperature = 0.0"),
-    "half trimmed": (lambda: ps.TrimmedMean(0.5), "less than half"),
-    "an infinite mu": (lambda: ps.FedProx(float("inf")), "mu = inf must be finite"),
-    "a factor without end": (lambda: ps.Weighted({"a": float("inf")}), "factor of 'a' must lie between"),
-    "two sites to trim": (lambda: ps.TrimmedMean(0.3).init(START, "ab"), "it takes three or more"),
-    "what it says is not enough": (lambda: ps.TrimmedMean(0.33).init(START, "abc"), "set it to 0.34 or more"),
-    "nothing trimmed": (lambda: ps.TrimmedMean(0.1).init(START, "abcd"), "cuts nothing from 4 sites; set it to 0.25"),
-    "too few for krum": (lambda: ps.Krum(f=1).init(START, "abcd"), "among 5 or more, and there are 4"),
-    "krum keeps too many": (lambda: ps.Krum(f=1, keep=6).init(START, "abcdef"), "cannot keep 6 of 6"),
-    "a factor of zero": (lambda: ps.Weighted({"a": 0.0}), "factor of 'a' must lie between"),
-    "a factor for nobody": (lambda: ps.Weighted({"A": 0.3}).init(START, "abcd"), "'A', which is no site that trains"),
-    "factors around a median": (lambda: ps.Weighted({"a": 0.3}, ps.Median()), "Median does not average by weights"),
-    "factors around fedpidavg": (
-        lambda: ps.Weighted({"a": 0.3}, ps.FedPIDAvg()),
-        "FedPIDAvg does not average by weights",
-    ),
-    "a group without sites": (lambda: ps.Clustered({"north": ("a",), "south": ()}), "group 'south' has no sites"),
-    "a site in two groups": (
-        lambda: ps.Clustered({"north": ("a", "b"), "south": ("b", "c")}),
-        "'b' is named twice, in the groups 'north' and 'south'",
-    ),
-    "a site twice in a group": (
-        lambda: ps.Clustered({"north": ("a", "a")}),
-        "'a' is named twice, in the groups 'north' a",
-    ),
-    "a site in no group": (
-        lambda: ps.Clustered({"north": ("a", "b"), "south": ("c",)}).init(START, "abcd"),
-        "'d' is in none of the groups 'north', 'south'; every site that trains has one",
-    ),
-    "a group with a stranger": (
-        lambda: ps.Clustered({"all": ("easy", "west")}).init(START, ["east", "west"]),
-        "group 'all' names 'easy', which is no site that trains; did you mean 'east'?",
-    ),
-    "no groups": (
-        lambda: ps.Clustered().init(START, "abcd"),
-        r"takes groups of sites; set them in \[algorithm.groups\]",
-    ),
-    "a group too small for krum": (
-        lambda: ps.Clustered({"north": ("a", "b", "c"), "south": ("d",)}, ps.Krum(f=0)).init(START, "abcd"),
-        "in the group 'south', krum tolerates f = 0 bad sites among 3 or more, and there are 1",
-    ),
-    "a factor for nobody in a group": (
-        lambda: ps.Clustered({"all": tuple("abcd")}, ps.Weighted({"e": 0.3})).init(START, "abcd"),
-        "algorithm.weights names 'e', which is no site that trains",
-    ),
-    "factors around groups of medians": (
-        lambda: ps.Weighted({"a": 0.3}, ps.Clustered({"all": ("a",)}, ps.Median())),
-        "does not average by weights",
-    ),
-    "negative lam": (lambda: ps.Ditto(-0.1), "lam = -0.1 must be at least 0"),
-    "epochs and steps": (lambda: ps.Ditto(epochs=1, steps=2), r"not both \(epochs = 1, steps = 2\)"),
-    "both for its own": (lambda: ps.Ditto(own_epochs=1, own_steps=2), r"\(own_epochs = 1, own_steps = 2\)"),
-    "a round before the first": (lambda: ps.Cfl(split_at=(0, 200)), r"split_at = \[0, 200\] counts rounds from 1"),
-    "noise above one": (lambda: ps.Cfl(gamma_max=1.5), "gamma_max = 1.5 must be between 0 and 1"),
-    "a cluster of one to split": (lambda: ps.Cfl(least=1), "least = 1 must be at least 2"),
-    "a quorum of none": (lambda: ps.Cfl(quorum=0.0), "quorum = 0.0"),
-    "nothing private": (lambda: ps.FedPer(()), "names nothing that stays at a site"),
-    "a pattern without a parameter": (
-        lambda: ps.FedPer(("head.*", "decoder.9.*")).init(START, "abcd"),
-        "private names 'decoder.9.*', and no parameter of this network is called that; its parts are body, head, norm",
-    ),
-    "a position": (lambda: ps.LGFedAvg(("0",)).init(START, "abcd"), "private names '0', and no parameter"),
-    "everything private": (lambda: ps.FedPer(("*",)).init(START, "abcd"), r"private = \['\*'\] keeps every parameter"),
-    "everything but statistics": (lambda: ps.LGFedAvg(("*.w",)).init(START, "abcd"), "keeps every parameter"),
-    "a server rate of zero": (lambda: ps.FedAvg(server=ps.Adam(lr=0.0)), "lr = 0.0"),
-}
-
-
-@pytest.mark.parametrize(("make", "sentence"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_makes_no_sense_is_refused(make, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        make()
 
 
 def replies(seed, sites=7, size=11):
