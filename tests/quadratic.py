@@ -12,6 +12,9 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from polysite import tree
+from polysite.engines.plan import Plan
+from polysite.engines.rounds import Progress, run_rounds
+from polysite.engines.simulator import Simulator
 from polysite.site import Budget, CaseScore, Divergence, Fit, Objective, Tilt
 
 
@@ -86,22 +89,12 @@ class Quadratic:
         losses = self.losses(params)
         return {n: CaseScore({"L": 1 / (1 + losses[n])}, losses[n]) for n in cases}
 
-    def fit(
-        self,
-        params,
-        objective=Objective(),
-        budget=Budget(),  # its minibatch is the whole batch
-        *,
-        only=("*",),
-        keep=None,
-    ):
+    def fit(self, params, objective=Objective(), budget=Budget(), *, only=("*",), keep=None):
+        """A minibatch is the whole batch."""
         b = np.mean([x for n, x in zip(self.cases("train"), self.b, strict=True) if keep is None or n in keep])
         lr, steps = budget.lr or self.lr, budget.steps or self.steps * (budget.epochs or 1)
-        mix, tilt, p = (
-            objective.mix,
-            objective.tilt or Tilt(),
-            {k: np.array(v, float) for k, v in tree.trained(params).items()},
-        )
+        mix, tilt = objective.mix, objective.tilt or Tilt()
+        p = {k: np.array(v, float) for k, v in tree.trained(params).items()}
         twin = {k: np.array(v, float) for k, v in mix.twin.items() if k in p} if mix else {}
         second = {k: np.array(v, float) for k, v in (objective.personal or {}).items()}
         steep, aim = self.instead if objective.loss and self.instead else (self.a, b)
@@ -190,3 +183,66 @@ def served_models(folder, names, name="best"):
     """Return the model that every site uses in the end, from the files of a run folder."""
     found = {p.name.split(".")[1]: load_file(p)["w"].item() for p in (folder.path / "models").glob(f"{name}*")}
     return dict.fromkeys(names, found["safetensors"]) if "safetensors" in found else found
+
+
+# Four sites on which every formula of the specification has been checked by scripts of its own
+A, B, N = np.array([0.5, 1.0, 2.0, 3.0]), np.array([-1.0, 0.3, 2.0, 0.9]), np.array([2, 8, 5, 5])
+P, ETA, K, Q0 = N / N.sum(), 0.1, 5, 0.7
+R = (1 - ETA * A) ** K  # what a fit leaves of the way to the optimum
+NAMES, START = ("s0", "s1", "s2", "s3"), {"w": np.array([Q0])}
+
+
+def bed(a=A, b=B, n=N, kind=Quadratic, **settings):
+    """Sites s0, s1, ...; all cases of a site have one optimum."""
+    settings = {"lr": ETA, "steps": K, "start": START, **settings}
+    return {f"s{i}": kind(a[i], np.full(n[i], b[i]), **settings) for i in range(len(b))}
+
+
+@dataclass(frozen=True)
+class Played:
+    """A run, and what its sites remembered after every round."""
+
+    rounds: list
+    kept: list
+    engine: Simulator
+
+    @property
+    def last(self):
+        return self.rounds[-1]
+
+    @property
+    def state(self):
+        return self.last.state
+
+    @property
+    def states(self):
+        return [r.state for r in self.rounds]
+
+    @property
+    def memories(self):
+        return self.kept[-1]
+
+    @property
+    def crossed(self):
+        """Every payload that went over the wire."""
+        return [p for r in self.rounds for p in (*r.sent.values(), *(x.payload for x in r.replies.values()))]
+
+    def models(self, name="w"):
+        """The shared model after every round."""
+        return [r.state.model[name].item() for r in self.rounds]
+
+    def own(self, field="model", name="w", round=-1):
+        """What every site keeps for itself after a round."""
+        return np.array([m[field][name].item() for _, m in sorted(self.kept[round].items())])
+
+
+def play(algorithm, sites, rounds, share=1.0, start=None, *, state=None, seed=0, engine=None, wire=False):
+    """Let sites play some rounds, from the start of the first of them or from a state."""
+    engine = engine or Simulator(algorithm, sites, wire=wire)
+    start = start or next(iter(sites.values())).start
+    resume = None if state is None else Progress(-1, state, {})
+    done, kept = [], []
+    for r in run_rounds(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=seed, resume=resume):
+        done.append(r)
+        kept.append(engine.memories())
+    return Played(done, kept, engine)

@@ -5,135 +5,104 @@ from dataclasses import fields, is_dataclass
 import numpy as np
 import pytest
 
+import polysite as ps
 from polysite.algorithms import ALGORITHMS
-from polysite.algorithms.averaged import Averaged
-from polysite.algorithms.cfft import Cfft
-from polysite.algorithms.cfl import Cfl
-from polysite.algorithms.clustered import Clustered
-from polysite.algorithms.cost_weighted import FedCostWAvg, FedPIDAvg, TopK
-from polysite.algorithms.ditto import Ditto
-from polysite.algorithms.fedabc import FedABC
-from polysite.algorithms.fedamp import FedAMP
-from polysite.algorithms.fedavg import FedAvg
-from polysite.algorithms.fedbn import FedBN
-from polysite.algorithms.feddiv import FedDiv
-from polysite.algorithms.feddyn import FedDyn
-from polysite.algorithms.fedexp import FedExP
-from polysite.algorithms.fednova import FedNova
-from polysite.algorithms.fedper import FedPer, LGFedAvg
-from polysite.algorithms.fedprox import FedProx
-from polysite.algorithms.fedrep import FedRep
-from polysite.algorithms.fedrod import FedRoD
-from polysite.algorithms.fine_tune import FineTune
-from polysite.algorithms.fpfc import Fpfc
-from polysite.algorithms.ifca import Ifca
-from polysite.algorithms.interpolated import Interpolated
-from polysite.algorithms.l2gd import L2gd
-from polysite.algorithms.local import Local
-from polysite.algorithms.moon import Moon
-from polysite.algorithms.pfedme import PFedMe
-from polysite.algorithms.pfednet import PFedNet
-from polysite.algorithms.qfedavg import QFedAvg
-from polysite.algorithms.robust import GeometricMedian, Krum, Median, TrimmedMean
-from polysite.algorithms.robust_rules import Robust
-from polysite.algorithms.scaffold import Scaffold
-from polysite.algorithms.server_optimisers import Adagrad, Adam, Sgd, Yogi
-from polysite.algorithms.superfed import SuPerFed
-from polysite.algorithms.weighted import Weighted
 from polysite.engines import checkpoint
 from polysite.engines.reply_checks import judge, look
 from polysite.payload import Payload
 from quadratic import Quadratic
 
 CASES = {
-    "averaged fedavg": Averaged(0.5),
-    "averaged scaffold, by size": Averaged(0.8, Scaffold(uniform=False)),
-    "averaged, weighted": Averaged(0.5, Weighted({"b": 0.3})),
-    "clustered averages": Clustered({"north": ("a", "c"), "south": ("b", "d")}, Averaged(0.5)),
-    "cfft": Cfft(components=(2,), rounds=3, fewest=0, dimensions=2),
-    "cfft, together": Cfft(components=(2,), rounds=3, dimensions=2, together=True),
-    "cfft, pooled": Cfft(components=(2,), rounds=3, fit="pooled", dimensions=2, steps=2),
-    "cfl": Cfl(eps1=0.4, eps2=0.3, after=1),
-    "cfl, at fixed rounds": Cfl(split_at=(2, 4), least=2, linkage="complete"),
-    "cfl, split before the mean": Cfl(split_at=(2,), least=2, split_first=True),
-    "cfl, half suffices": Cfl(relative=True, eps1=0.9, eps2=0.01, after=0, quorum=0.5, least=2),
-    "clustered fedavg": Clustered({"north": ("a", "c"), "south": ("b", "d")}),
-    "clustered scaffold": Clustered({"north": ("a", "c", "d"), "south": ("b",)}, Scaffold()),
-    "ditto": Ditto(lam=0.5),
-    "ditto, longer for its own": Ditto(lam=0.5, steps=3, own_steps=7, own_lr=0.02),
-    "fedabc": FedABC(personal=("head.*",)),
-    "fedamp": FedAMP(),
-    "fedamp, as given": FedAMP(0.5, sigma=3.0, alpha=0.5, decay=0.99, every=2, on=("body.*",)),
-    "fedamp, by direction": FedAMP(cosine=3.0, own=0.4),
-    "fedamp, frozen": FedAMP(1.0, freeze=True),
-    "fedavg, fixed epochs": FedAvg(epochs=2),
-    "fedavg, fixed iterations": FedAvg(steps=3),
-    "fedavg, uniform": FedAvg(uniform=True),
-    "fedavg, server momentum": FedAvg(server=Sgd(0.5, momentum=0.9)),
-    "fedadagrad": FedAvg(server=Adagrad(lr=0.1)),
-    "fedadam": FedAvg(server=Adam(lr=0.01)),
-    "fedyogi": FedAvg(server=Yogi(lr=0.01)),
-    "fedbn": FedBN(),
-    "fedbn, uniform": FedBN(uniform=True),
-    "fedcostwavg": FedCostWAvg(),
-    "feddiv": FedDiv(alpha=0.0, lam=2.0),
-    "feddiv, of the nearest": FedDiv(alpha=0.0, lam=0.0, nearest=2),
-    "feddiv, a share": FedDiv(alpha=0.0, share=0.6),
-    "feddyn": FedDyn(alpha=0.7),
-    "fedexp": FedExP(),
-    "fedexp, uniform": FedExP(uniform=True),
-    "fednova": FedNova(),
-    "fednova, by sizes": FedNova("sizes"),
-    "fedper": FedPer(),
-    "fedpidavg": FedPIDAvg(),
-    "fedpidavg, no cost before the first": FedPIDAvg(start="size"),
-    "fedprox": FedProx(mu=0.5),
-    "fedrep": FedRep(head_epochs=2),
-    "fedrep, by size": FedRep(steps=3, head_steps=4, head_lr=0.02, uniform=False),
-    "fedrod": FedRoD(),
-    "fine-tuning": FineTune(),
-    "fine-tuning, searched": FineTune(lr=(0.01, 0.05), lam=(0.0, 0.5), steps=3),
-    "fpfc": Fpfc(lam=0.2, nu=0.05),
-    "fpfc, relative after a warm-up": Fpfc(relative=True, lam=0.3, warmup=2, nu=0.1),
-    "geometric median": GeometricMedian(),
-    "ifca": Ifca(k=3, starts="noise", warmup=0, seed=1),
-    "ifca, starts of groups": Ifca(k=3, warmup=1, settle=2),
-    "ifca, starts of sites": Ifca(starts="sites", warmup=1, uniform=True),
-    "ifca, gradients of the head after a warm-up": Ifca(
+    "averaged fedavg": ps.Averaged(0.5),
+    "averaged scaffold, by size": ps.Averaged(0.8, ps.Scaffold(uniform=False)),
+    "averaged, weighted": ps.Averaged(0.5, ps.Weighted({"b": 0.3})),
+    "clustered averages": ps.Clustered({"north": ("a", "c"), "south": ("b", "d")}, ps.Averaged(0.5)),
+    "cfft": ps.Cfft(components=(2,), rounds=3, fewest=0, dimensions=2),
+    "cfft, together": ps.Cfft(components=(2,), rounds=3, dimensions=2, together=True),
+    "cfft, pooled": ps.Cfft(components=(2,), rounds=3, fit="pooled", dimensions=2, steps=2),
+    "cfl": ps.Cfl(eps1=0.4, eps2=0.3, after=1),
+    "cfl, at fixed rounds": ps.Cfl(split_at=(2, 4), least=2, linkage="complete"),
+    "cfl, split before the mean": ps.Cfl(split_at=(2,), least=2, split_first=True),
+    "cfl, half suffices": ps.Cfl(relative=True, eps1=0.9, eps2=0.01, after=0, quorum=0.5, least=2),
+    "clustered fedavg": ps.Clustered({"north": ("a", "c"), "south": ("b", "d")}),
+    "clustered scaffold": ps.Clustered({"north": ("a", "c", "d"), "south": ("b",)}, ps.Scaffold()),
+    "ditto": ps.Ditto(lam=0.5),
+    "ditto, longer for its own": ps.Ditto(lam=0.5, steps=3, own_steps=7, own_lr=0.02),
+    "fedabc": ps.FedABC(personal=("head.*",)),
+    "fedamp": ps.FedAMP(),
+    "fedamp, as given": ps.FedAMP(0.5, sigma=3.0, alpha=0.5, decay=0.99, every=2, on=("body.*",)),
+    "fedamp, by direction": ps.FedAMP(cosine=3.0, own=0.4),
+    "fedamp, frozen": ps.FedAMP(1.0, freeze=True),
+    "fedavg, fixed epochs": ps.FedAvg(epochs=2),
+    "fedavg, fixed iterations": ps.FedAvg(steps=3),
+    "fedavg, uniform": ps.FedAvg(uniform=True),
+    "fedavg, server momentum": ps.FedAvg(server=ps.Sgd(0.5, momentum=0.9)),
+    "fedadagrad": ps.FedAvg(server=ps.Adagrad(lr=0.1)),
+    "fedadam": ps.FedAvg(server=ps.Adam(lr=0.01)),
+    "fedyogi": ps.FedAvg(server=ps.Yogi(lr=0.01)),
+    "fedbn": ps.FedBN(),
+    "fedbn, uniform": ps.FedBN(uniform=True),
+    "fedcostwavg": ps.FedCostWAvg(),
+    "feddiv": ps.FedDiv(alpha=0.0, lam=2.0),
+    "feddiv, of the nearest": ps.FedDiv(alpha=0.0, lam=0.0, nearest=2),
+    "feddiv, a share": ps.FedDiv(alpha=0.0, share=0.6),
+    "feddyn": ps.FedDyn(alpha=0.7),
+    "fedexp": ps.FedExP(),
+    "fedexp, uniform": ps.FedExP(uniform=True),
+    "fednova": ps.FedNova(),
+    "fednova, by sizes": ps.FedNova("sizes"),
+    "fedper": ps.FedPer(),
+    "fedpidavg": ps.FedPIDAvg(),
+    "fedpidavg, no cost before the first": ps.FedPIDAvg(start="size"),
+    "fedprox": ps.FedProx(mu=0.5),
+    "fedrep": ps.FedRep(head_epochs=2),
+    "fedrep, by size": ps.FedRep(steps=3, head_steps=4, head_lr=0.02, uniform=False),
+    "fedrod": ps.FedRoD(),
+    "fine-tuning": ps.FineTune(),
+    "fine-tuning, searched": ps.FineTune(lr=(0.01, 0.05), lam=(0.0, 0.5), steps=3),
+    "fpfc": ps.Fpfc(lam=0.2, nu=0.05),
+    "fpfc, relative after a warm-up": ps.Fpfc(relative=True, lam=0.3, warmup=2, nu=0.1),
+    "geometric median": ps.GeometricMedian(),
+    "ifca": ps.Ifca(k=3, starts="noise", warmup=0, seed=1),
+    "ifca, starts of groups": ps.Ifca(k=3, warmup=1, settle=2),
+    "ifca, starts of sites": ps.Ifca(starts="sites", warmup=1, uniform=True),
+    "ifca, gradients of the head after a warm-up": ps.Ifca(
         starts="noise", averaged="gradients", warmup=1, clustered=("head.*",)
     ),
-    "interpolated": Interpolated(),
-    "interpolated, held and less sure": Interpolated((0.5, 1.0), 0.5, lam=0.5, lr=0.02, steps=3),
-    "krum": Krum(f=0),
-    "multi-krum": Krum(f=0, keep=2),
-    "l2gd": L2gd(lam=0.4, p=0.3),
-    "lg-fedavg": LGFedAvg(private=("head.*", "norm.*")),
-    "local": Local(),
-    "median": Median(),
-    "moon": Moon(),
-    "pfedme": PFedMe(outer=1),
-    "pfedme, beyond the mean of several steps": PFedMe(2.0, 0.1, 3, None, 7, warm=False, beta=1.5, uniform=False),
-    "pfednet": PFedNet(lam=0.02, neighbours=1),
-    "pfednet, by cases": PFedNet(lam=0.05, eta=2.0, uniform=False, sketch="images"),
-    "q-fedavg": QFedAvg(q=2.0),
-    "robust, centred clipping of scaffold": Robust("centred_clipping", inner=Scaffold()),
-    "robust, geometric median of fedprox": Robust("geometric_median", inner=FedProx(mu=0.5)),
-    "robust, krum": Robust("krum", f=0, keep=2),
-    "robust, median of fedper": Robust("median", inner=FedPer()),
-    "robust, trimmed mean": Robust(),
-    "scaffold": Scaffold(),
-    "scaffold, by size": Scaffold(uniform=False),
-    "superfed": SuPerFed(after=2),
-    "superfed, layer by layer": SuPerFed(0.3, 0.5, 0, "layer", shared=("head.*",)),
-    "top-k": TopK(keep=2),
-    "trimmed mean": TrimmedMean(),
-    "weighted cfl": Weighted({"b": 0.3}, Cfl(split_at=(1, 3), quorum=0.5, least=2)),
-    "weighted clusters": Weighted({"b": 0.3}, Clustered({"north": ("a", "b"), "south": ("c", "d")}, FedProx(mu=0.5))),
-    "weighted fedadam": Weighted({"b": 0.3}, FedAvg(server=Adam(lr=0.01))),
-    "weighted fedper": Weighted({"b": 0.3}, FedPer()),
-    "weighted fednova": Weighted({"b": 0.3}, FedNova()),
-    "weighted q-fedavg": Weighted({"b": 0.3}, QFedAvg()),
-    "weighted scaffold": Weighted({"b": 0.3, "c": 2.0}, Scaffold(uniform=False)),
+    "interpolated": ps.Interpolated(),
+    "interpolated, held and less sure": ps.Interpolated((0.5, 1.0), 0.5, lam=0.5, lr=0.02, steps=3),
+    "krum": ps.Krum(f=0),
+    "multi-krum": ps.Krum(f=0, keep=2),
+    "l2gd": ps.L2gd(lam=0.4, p=0.3),
+    "lg-fedavg": ps.LGFedAvg(private=("head.*", "norm.*")),
+    "local": ps.Local(),
+    "median": ps.Median(),
+    "moon": ps.Moon(),
+    "pfedme": ps.PFedMe(outer=1),
+    "pfedme, beyond the mean of several steps": ps.PFedMe(2.0, 0.1, 3, None, 7, warm=False, beta=1.5, uniform=False),
+    "pfednet": ps.PFedNet(lam=0.02, neighbours=1),
+    "pfednet, by cases": ps.PFedNet(lam=0.05, eta=2.0, uniform=False, sketch="images"),
+    "q-fedavg": ps.QFedAvg(q=2.0),
+    "robust, centred clipping of scaffold": ps.Robust("centred_clipping", inner=ps.Scaffold()),
+    "robust, geometric median of fedprox": ps.Robust("geometric_median", inner=ps.FedProx(mu=0.5)),
+    "robust, krum": ps.Robust("krum", f=0, keep=2),
+    "robust, median of fedper": ps.Robust("median", inner=ps.FedPer()),
+    "robust, trimmed mean": ps.Robust(),
+    "scaffold": ps.Scaffold(),
+    "scaffold, by size": ps.Scaffold(uniform=False),
+    "superfed": ps.SuPerFed(after=2),
+    "superfed, layer by layer": ps.SuPerFed(0.3, 0.5, 0, "layer", shared=("head.*",)),
+    "top-k": ps.TopK(keep=2),
+    "trimmed mean": ps.TrimmedMean(),
+    "weighted cfl": ps.Weighted({"b": 0.3}, ps.Cfl(split_at=(1, 3), quorum=0.5, least=2)),
+    "weighted clusters": ps.Weighted(
+        {"b": 0.3}, ps.Clustered({"north": ("a", "b"), "south": ("c", "d")}, ps.FedProx(mu=0.5))
+    ),
+    "weighted fedadam": ps.Weighted({"b": 0.3}, ps.FedAvg(server=ps.Adam(lr=0.01))),
+    "weighted fedper": ps.Weighted({"b": 0.3}, ps.FedPer()),
+    "weighted fednova": ps.Weighted({"b": 0.3}, ps.FedNova()),
+    "weighted q-fedavg": ps.Weighted({"b": 0.3}, ps.QFedAvg()),
+    "weighted scaffold": ps.Weighted({"b": 0.3, "c": 2.0}, ps.Scaffold(uniform=False)),
 }
 START = {"body.w": np.array([3.0]), "head.w": np.array([0.5]), "norm.running_var": np.array([16.0])}
 SITES = (("a", 1, -1, 4), ("b", 2, 0, 8), ("c", 1, 1, 6), ("d", 3, 2, 5))

@@ -3,40 +3,25 @@
 import numpy as np
 import pytest
 
-from polysite.algorithms.averaged import Averaged
+import polysite as ps
 from polysite.algorithms.base import facts, serving_payloads
-from polysite.algorithms.clustered import Clustered
-from polysite.algorithms.ditto import Ditto
-from polysite.algorithms.fedavg import FedAvg
-from polysite.algorithms.fedexp import FedExP
-from polysite.algorithms.scaffold import Scaffold
-from polysite.algorithms.server_optimisers import Adam
-from polysite.algorithms.weighted import Weighted
-from polysite.engines.plan import Plan
-from polysite.engines.rounds import run_rounds
-from polysite.engines.simulator import Simulator
-from polysite.errors import ConfigError
 from polysite.payload import Payload
-from quadratic import Quadratic
+from quadratic import ETA, Q0, K, bed, play
 
 A, B, N = np.array([0.5, 1.0, 2.0]), np.array([-1.0, 0.3, 2.0]), np.array([2, 8, 5])
-P, ETA, K, W0 = N / N.sum(), 0.1, 5, 0.7
+P = N / N.sum()
 R = (1 - ETA * A) ** K  # a fit goes from w to b + R (w - b)
 RHO = P @ R  # FedAvg goes from w to w* + rho (w - w*)
 OPTIMUM = (P * (1 - R)) @ B / (P @ (1 - R))
 
 
 def sites():
-    return {
-        f"s{i}": Quadratic(a, np.full(n, b), lr=ETA, steps=K, start={"w": np.array([W0])})
-        for i, (a, b, n) in enumerate(zip(A, B, N, strict=True))
-    }
+    return bed(A, B, N)
 
 
 def states(algorithm, rounds):
     """The server's state after every round."""
-    plan = Plan(rounds=rounds)
-    return [r.state for r in run_rounds(algorithm, Simulator(algorithm, sites()), {"w": np.array([W0])}, plan, seed=0)]
+    return play(algorithm, sites(), rounds).states
 
 
 def served(algorithm, state, site="s0"):
@@ -49,51 +34,41 @@ def served(algorithm, state, site="s0"):
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
 def test_first_rounds_are_a_geometric_series(decay):
     """m_t = w* + (w0 - w*) (1 - d) / (1 - d^t) rho (rho^t - d^t) / (rho - d), and the first is FedAvg's own."""
-    algorithm = Averaged(decay)
+    algorithm = ps.Averaged(decay)
     for t, state in enumerate(states(algorithm, 4), start=1):
         series = RHO * (RHO**t - decay**t) / (RHO - decay)
-        expected = OPTIMUM + (W0 - OPTIMUM) * (1 - decay) / (1 - decay**t) * series
+        expected = OPTIMUM + (Q0 - OPTIMUM) * (1 - decay) / (1 - decay**t) * series
         assert served(algorithm, state) == pytest.approx(expected, abs=1e-12)
-        assert state.inner.model["w"].item() == pytest.approx(OPTIMUM + RHO**t * (W0 - OPTIMUM), abs=1e-12)
+        assert state.inner.model["w"].item() == pytest.approx(OPTIMUM + RHO**t * (Q0 - OPTIMUM), abs=1e-12)
     (once,) = states(algorithm, 1)
     assert served(algorithm, once) == once.inner.model["w"].item()
 
 
 def test_limit_is_that_of_the_inner_algorithm():
     """The difference from it shrinks like decay^t."""
-    algorithm = Averaged(0.5)
+    algorithm = ps.Averaged(0.5)
     state = states(algorithm, 60)[-1]
     assert served(algorithm, state) == pytest.approx(OPTIMUM, abs=1e-10)
-    (plain,) = states(FedAvg(), 60)[-1:]
+    (plain,) = states(ps.FedAvg(), 60)[-1:]
     assert state.inner.model == plain.model  # training does not notice the average
 
 
-def test_the_initial_model_is_served_before_the_first_round_and_has_no_share_later():
-    algorithm = Averaged(0.9)
-    assert served(algorithm, algorithm.init({"w": np.array([W0])}, ["s0"])) == W0
-    flat = [s.model["w"].item() for s in states(algorithm, 3)]
-    own = [s.inner.model["w"].item() for s in states(algorithm, 3)]
-    assert flat[1] == pytest.approx((0.9 * own[0] + own[1]) / 1.9, abs=1e-12)
-    assert flat[2] == pytest.approx((0.81 * own[0] + 0.9 * own[1] + own[2]) / 2.71, abs=1e-12)
+def test_the_initial_model_is_served_before_the_first_round():
+    algorithm = ps.Averaged(0.9)
+    assert served(algorithm, algorithm.init({"w": np.array([Q0])}, ["s0"])) == Q0
 
 
 def test_combinators_serve_the_average_of_what_is_inside():
     """Factors and groups outside or inside of the average give the same model."""
     factors = {"s1": 0.3}
-    outside, inside = Weighted(factors, Averaged(0.5)), Averaged(0.5, Weighted(factors))
+    outside, inside = ps.Weighted(factors, ps.Averaged(0.5)), ps.Averaged(0.5, ps.Weighted(factors))
     outer, inner = states(outside, 3)[-1], states(inside, 3)[-1]
     assert served(outside, outer, "s1") == served(inside, inner, "s1") != inner.inner.model["w"].item()
-    groups = Clustered({"x": ("s0",), "y": ("s1", "s2")}, Averaged(0.5))
+    groups = ps.Clustered({"x": ("s0",), "y": ("s1", "s2")}, ps.Averaged(0.5))
     state = states(groups, 3)[-1]
     assert served(groups, state) == state.groups["x"].model["w"].item() != state.groups["x"].inner.model["w"].item()
 
 
-def test_it_needs_what_the_inner_algorithm_needs_and_refuses_those_without_a_shared_model():
-    inner = FedAvg(), FedAvg(server=Adam()), Weighted({}), Scaffold(), FedExP()
-    assert [facts(Averaged(inner=each)).needs for each in inner] == ["sum"] * 3 + ["each"] * 2
-    for own in (Ditto(), Clustered({"x": ("s0",)}), Weighted({}, Clustered({"x": ("s0",)}))):
-        with pytest.raises(ConfigError, match="has no single model that all sites use"):
-            Averaged(inner=own)
-    for decay in (-0.1, 1.0):
-        with pytest.raises(ConfigError, match="must be at least 0 and less than 1"):
-            Averaged(decay)
+def test_it_needs_what_the_inner_algorithm_needs():
+    inner = ps.FedAvg(), ps.FedAvg(server=ps.Adam()), ps.Weighted({}), ps.Scaffold(), ps.FedExP()
+    assert [facts(ps.Averaged(inner=each)).needs for each in inner] == ["sum"] * 3 + ["each"] * 2

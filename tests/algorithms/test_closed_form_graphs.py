@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -9,56 +10,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import polysite as ps
 from polysite import tree
 from polysite.algorithms.base import facts
-from polysite.algorithms.cfl import Cfl
-from polysite.algorithms.fedamp import FedAMP
-from polysite.algorithms.fedavg import FedAvg
-from polysite.algorithms.fpfc import Fpfc
-from polysite.algorithms.ifca import Ifca
 from polysite.algorithms.ifca import State as Clusters
-from polysite.algorithms.pfednet import PFedNet
-from polysite.algorithms.robust import Krum
-from polysite.algorithms.weighted import Weighted
 from polysite.cluster import fusion
 from polysite.cluster.directions import direction_groups
 from polysite.cluster.fusion import components, lasso_mixture, nearest_edges, scad_share
 from polysite.data.case import Case
-from polysite.engines.plan import Plan
-from polysite.engines.rounds import Progress, run_rounds
-from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError
-from polysite.models.densenet import DenseNet
 from polysite.payload import Payload
 from polysite.site import CaseScore, Fit
 from polysite.training.network import Network
-from polysite.training.settings import Train
 from polysite.training.tasks import Classify
 from polysite.training.torch_site import TorchSite
-from quadratic import Quadratic
+from quadratic import ETA, Q0, A, B, K, N, Quadratic, R, bed, play
 from table import START, same
 from table import sites as two_part_sites
-
-A, B, N = np.array([0.5, 1.0, 2.0, 3.0]), np.array([-1.0, 0.3, 2.0, 0.9]), np.array([2, 8, 5, 5])
-ETA, K, Q0 = 0.1, 5, 0.7
-R = (1 - ETA * A) ** K
-
-
-def bed(a=A, b=B, n=N, steps=K, start=Q0, kind=Quadratic):
-    """One parameter, a quadratic per site; the optimum of all cases of a site is the same."""
-    return {
-        f"s{i}": kind(a[i], np.full(n[i], b[i]), lr=ETA, steps=steps, start={"w": np.array([start])})
-        for i in range(len(b))
-    }
-
-
-def play(algorithm, sites, rounds, share=1.0, start=None, state=None, seed=0):
-    """The last round, and the engine."""
-    engine = Simulator(algorithm, sites)
-    resume = None if state is None else Progress(-1, state, {})
-    start = start or next(iter(sites.values())).start
-    *_, last = run_rounds(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=seed, resume=resume)
-    return last, engine
 
 
 class Guest(Quadratic):
@@ -108,48 +76,45 @@ def two_centres(low=-0.5, high=1.5):
     return Clusters({}, tuple({"w": np.array([x])} for x in (low, high)), {}, since=-99)
 
 
+HALVES = slice(0, 2), slice(2, 4)  # who is nearest to which of two centres, and stays there
+
+
 @pytest.mark.parametrize("uniform", [True, False])
 def test_ifca_first_round_and_limit(uniform):
-    """Every site goes to the nearest centre; sites 0, 1 and 2, 3 stay together."""
-    p, groups = np.ones(4) if uniform else N, (slice(0, 2), slice(2, 4))
-    one, _ = play(Ifca(uniform=uniform), bed(), 1, state=two_centres())
-    assert one.state.places == {"s0": 0, "s1": 0, "s2": 1, "s3": 1}
+    p, run = np.ones(4) if uniform else N, play(ps.Ifca(uniform=uniform), bed(), 60, state=two_centres())
+    assert run.states[0].places == {"s0": 0, "s1": 0, "s2": 1, "s3": 1}
     trained = [B + R * (x - B) for x in (-0.5, 1.5)]
-    means = [np.average(t[g], weights=p[g]) for t, g in zip(trained, groups, strict=True)]
-    assert centres(one.state) == pytest.approx(means, abs=1e-12)
-    end, _ = play(Ifca(uniform=uniform), bed(), 300, state=two_centres())
-    limit = [np.average(B[g], weights=(p * (1 - R))[g]) for g in groups]
-    assert centres(end.state) == pytest.approx(limit, abs=1e-10)
+    means = [np.average(t[g], weights=p[g]) for t, g in zip(trained, HALVES, strict=True)]
+    assert centres(run.states[0]) == pytest.approx(means, abs=1e-12)
+    limit = [np.average(B[g], weights=(p * (1 - R))[g]) for g in HALVES]
+    assert centres(run.state) == pytest.approx(limit, abs=1e-8)
 
 
 @pytest.mark.parametrize("uniform", [True, False])
 def test_ifca_with_gradients_steps_by_the_share_of_a_cluster(uniform):
-    algorithm = Ifca(averaged="gradients", uniform=uniform)
-    p, groups = (np.ones(4) if uniform else N) / (4 if uniform else N.sum()), (slice(0, 2), slice(2, 4))
-    one, _ = play(algorithm, bed(), 1, state=two_centres())
-    pulls = [(p * A * (x - B))[g].sum() for x, g in zip((-0.5, 1.5), groups, strict=True)]
-    assert centres(one.state) == pytest.approx([-0.5 - ETA * pulls[0], 1.5 - ETA * pulls[1]], abs=1e-12)
-    end, _ = play(algorithm, bed(), 700, state=two_centres())
-    assert centres(end.state) == pytest.approx([np.average(B[g], weights=(p * A)[g]) for g in groups], abs=1e-9)
-    assert facts(algorithm).plain_sgd and not facts(Ifca()).plain_sgd
-    assert all(f.steps == 1 for reply in one.replies.values() for f in reply.fits)
+    algorithm, p = ps.Ifca(averaged="gradients", uniform=uniform), np.full(4, 0.25) if uniform else N / N.sum()
+    run = play(algorithm, bed(), 300, state=two_centres())
+    pulls = [(p * A * (x - B))[g].sum() for x, g in zip((-0.5, 1.5), HALVES, strict=True)]
+    assert centres(run.states[0]) == pytest.approx([-0.5 - ETA * pulls[0], 1.5 - ETA * pulls[1]], abs=1e-12)
+    assert centres(run.state) == pytest.approx([np.average(B[g], weights=(p * A)[g]) for g in HALVES], abs=1e-4)
+    assert facts(algorithm).plain_sgd and not facts(ps.Ifca()).plain_sgd
+    assert all(f.steps == 1 for reply in run.last.replies.values() for f in reply.fits)
 
 
 def test_ifca_of_models_that_start_alike_everyone_takes_the_first():
-    last, _ = play(Ifca(), bed(), 1, state=two_centres(Q0, Q0))
+    last = play(ps.Ifca(), bed(), 1, state=two_centres(Q0, Q0)).last
     assert set(last.state.places.values()) == {0} and centres(last.state)[1] == Q0 != centres(last.state)[0]
-    with pytest.raises(ConfigError, match="with spread = 0 all k = 2 models start alike"):
-        Ifca(starts="noise", spread=0.0)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_ifca_separates_two_planted_populations(seed, share):
     """From its own starts, which lie between the populations, whatever the seed."""
     rng = np.random.default_rng(seed)
     b = np.concatenate([rng.normal(-2, 0.2, 4), rng.normal(3, 0.2, 3)])
-    sites = bed(rng.uniform(0.5, 2, 7), b, rng.integers(2, 9, 7), start=0.5)
-    end, engine = play(Ifca(starts="noise", warmup=0, spread=0.5, seed=seed), sites, 120, share=share, seed=seed)
+    sites = bed(rng.uniform(0.5, 2, 7), b, rng.integers(2, 9, 7), start={"w": np.array([0.5])})
+    run = play(ps.Ifca(starts="noise", warmup=0, spread=0.5, seed=seed), sites, 60, share=share, seed=seed)
+    end = run.last
     low, high = (end.state.places[f"s{k}"] for k in (0, 6))
     assert end.state.places == {f"s{i}": low if i < 4 else high for i in range(7)} and low != high
     pull = {i: s.size * s.pull for i, s in sites.items()}
@@ -158,7 +123,7 @@ def test_ifca_separates_two_planted_populations(seed, share):
         limit = np.average([sites[i].b.mean() for i in here], weights=[pull[i] for i in here])
         assert centres(end.state)[j] == pytest.approx(limit, abs=1e-6 if share == 1 else 0.3)
     assert end.diagnostics == {"clusters": 2.0}
-    served = engine.serve(120, Ifca().send(end.state, ["s1", "s5"])).models
+    served = run.engine.serve(60, ps.Ifca().send(end.state, ["s1", "s5"])).models
     assert [served[i][0]["w"].item() for i in ("s1", "s5")] == [centres(end.state)[j] for j in (low, high)]
 
 
@@ -172,7 +137,7 @@ STARTS = {
 
 @pytest.mark.parametrize("spread", [0.1, 0.6, 1.0])
 def test_ifca_starts_differ_and_keep_their_scale(spread):
-    models = Ifca(k=4, starts="noise", warmup=0, spread=spread, seed=3).init(STARTS, ["a"]).models
+    models = ps.Ifca(k=4, starts="noise", warmup=0, spread=spread, seed=3).init(STARTS, ["a"]).models
     assert same(models[0], STARTS)
     first = STARTS["conv.weight"]
     for j, model in enumerate(models[1:], 1):
@@ -185,7 +150,7 @@ def test_ifca_starts_differ_and_keep_their_scale(spread):
         assert all(np.array_equal(model[k], STARTS[k]) for k in STARTS if k != "conv.weight")
 
 
-RANDOM = partial(Ifca, starts="noise", warmup=0)  # the paper's starts
+RANDOM = partial(ps.Ifca, starts="noise", warmup=0)  # the paper's starts
 
 
 def test_ifca_starts_are_those_of_the_seed_wherever_they_are_computed():
@@ -197,21 +162,18 @@ def test_ifca_starts_are_those_of_the_seed_wherever_they_are_computed():
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_ifca_with_one_model_is_fedavg_to_the_last_bit(share):
-    for uniform in (False, True):
-        alone, _ = play(Ifca(k=1, uniform=uniform), two_part_sites(), 6, share)
-        plain, _ = play(FedAvg(uniform=uniform), two_part_sites(), 6, share)
-        assert same(alone.state.models[0], plain.state.model) and alone.state.shared == {}
-        assert alone.shares == pytest.approx(plain.shares)
+@pytest.mark.parametrize("uniform", [False, True])
+def test_ifca_with_one_model_is_fedavg_to_the_last_bit(share, uniform):
+    rules = ps.Ifca(k=1, uniform=uniform), ps.FedAvg(uniform=uniform)
+    alone, plain = (play(rule, two_part_sites(), 6, share).last for rule in rules)
+    assert same(alone.state.models[0], plain.state.model) and alone.state.shared == {}
+    assert alone.shares == pytest.approx(plain.shares)
 
 
 def test_ifca_warms_up_by_fedavg_and_then_parts():
-    algorithm = Ifca(k=3, warmup=2, settle=2)
-    engine = Simulator(algorithm, two_part_sites())
-    warm = list(run_rounds(algorithm, engine, START, Plan(rounds=6), seed=0))
-    plain, _ = play(FedAvg(), two_part_sites(), 1)
+    warm = play(ps.Ifca(k=3, warmup=2, settle=2), two_part_sites(), 6).rounds
     assert [len(r.state.models) for r in warm] == [1, 3, 3, 3, 3, 3]
-    assert same(warm[0].state.models[0], plain.state.model)
+    assert same(warm[0].state.models[0], play(ps.FedAvg(), two_part_sites(), 1).state.model)
     assert [sum(f.startswith("model_") for f in r.sent["a"]) for r in warm] == [1, 1, 3, 3, 3, 3]
     groups = warm[1].state.places
     for r in warm[2:4]:  # held to their groups
@@ -231,7 +193,7 @@ def test_ifca_starts_from_groups_of_sites_whose_updates_point_alike():
     replies = updates(a=[9.0, 0.5], b=[0.1, 0.0], c=[0.0, -3.0], d=[-0.02, -0.2], e=[1.0, 0.1])
     found = {}
     for starts in ("groups", "sites", "noise"):
-        algorithm = Ifca(starts=starts, warmup=1, spread=0.1)
+        algorithm = ps.Ifca(starts=starts, warmup=1, spread=0.1)
         state = algorithm.merge(algorithm.init({"w": np.zeros(2)}, list("abcde")), replies)
         assert state.places == {"a": 0, "b": 0, "c": 1, "d": 1, "e": 0} and state.since == 1
         found[starts] = [model["w"] for model in state.models]
@@ -271,19 +233,19 @@ def vast(seed, size=40):
 
 
 STARTING = {
-    "groups": Ifca(),
-    "sites": Ifca(starts="sites"),
-    "noise": Ifca(starts="noise"),
-    "similar noise": Ifca(starts="noise", spread=0.1),
+    "groups": ps.Ifca(),
+    "sites": ps.Ifca(starts="sites"),
+    "noise": ps.Ifca(starts="noise"),
+    "similar noise": ps.Ifca(starts="noise", spread=0.1),
 }
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("algorithm", STARTING.values(), ids=STARTING.keys())
 def test_ifca_uses_every_model_from_every_kind_of_start(algorithm, seed):
     """Each planted group has a model of its own in the end, where everybody chooses by the loss."""
     algorithm, sites = replace(algorithm, seed=seed).scaled(60), vast(seed)
-    end, _ = play(algorithm, sites, 60)
+    end = play(algorithm, sites, 60).last
     assert all(got["group"] == -1 for got in end.sent.values()) and end.diagnostics == {"clusters": 2.0}
     first, second = end.state.places["s0"], end.state.places["s6"]
     assert end.state.places == {f"s{i}": first if i < 3 else second for i in range(7)} and first != second
@@ -293,13 +255,7 @@ def test_ifca_uses_every_model_from_every_kind_of_start(algorithm, seed):
         assert end.state.models[j]["w"] == pytest.approx(limit, abs=1e-6)
 
 
-def test_ifca_of_the_papers_starts_may_leave_a_model_to_nobody():
-    """Why the starts come from the data: of two random ones, one is nearer to all these sites than the other."""
-    used = [play(RANDOM(seed=s), vast(s), 30)[0].diagnostics["clusters"] for s in range(10)]
-    assert 1.0 in used
-
-
-SMALL = Train(lr=0.1, gamma=1.0, patch=(16, 16), augment="none", batch=4, device="cpu")
+SMALL = ps.Train(lr=0.1, gamma=1.0, patch=(16, 16), augment="none", batch=4, device="cpu")
 
 
 def pictures(name, network, swapped):
@@ -313,12 +269,10 @@ def pictures(name, network, swapped):
     return TorchSite(name, network, {"train": found}, ["x", "y"], SMALL, 0, Classify())
 
 
-@pytest.mark.parametrize("starts", ["groups", "sites", "noise"])
-def test_ifca_of_a_network_uses_both_models_from_every_kind_of_start(starts):
-    net = Network(DenseNet(blocks=(2,), growth=4, features=8).build(dims=2, modalities=1, outputs=2, seed=0), SMALL)
+def test_ifca_of_a_network_uses_both_models():
+    net = Network(ps.DenseNet(blocks=(2,), growth=4, features=8).build(dims=2, modalities=1, outputs=2, seed=0), SMALL)
     hospitals = {name: pictures(name, net, name in "cde") for name in "abcde"}
-    end, _ = play(Ifca(starts=starts).scaled(10), hospitals, 10, start=net.start)
-    places = end.state.places
+    places = play(ps.Ifca().scaled(10), hospitals, 10, start=net.start).state.places
     assert places == {n: places["e" if n in "cde" else "a"] for n in "abcde"} and places["a"] != places["e"]
 
 
@@ -337,23 +291,13 @@ def test_groups_by_direction():
 
 
 def test_ifca_waits_for_as_many_sites_as_models():
-    algorithm = Ifca(k=3, starts="sites", warmup=1)
+    algorithm = ps.Ifca(k=3, starts="sites", warmup=1)
     state = algorithm.init({"w": np.zeros(2)}, list("abc"))
     replies = updates(a=[1.0, 0.0], b=[0.0, 4.0], c=[-3.0, 0.0])
     few = algorithm.merge(state, {i: replies[i] for i in "ab"})
     assert len(few.models) == 1 and few.rounds == 1
     after = algorithm.merge(few, replies)
     assert len(after.models) == 3 and after.places.keys() == set("abc") and after.since == 2
-    for starts in ("sites", "groups"):
-        with pytest.raises(ConfigError, match=f"starts = '{starts}' takes models that sites have trained; set warmup"):
-            Ifca(starts=starts, warmup=0)
-
-
-def test_ifca_separates_populations_from_the_starts_of_sites():
-    b = np.array([-2.0, -1.9, 3.0, 3.1, 2.9])
-    end, _ = play(Ifca(starts="sites", warmup=2), bed(np.ones(5), b, (2, 3, 4, 5, 6)), 60)
-    groups = {frozenset(i for i, j in end.state.places.items() if j == c) for c in (0, 1)}
-    assert groups == {frozenset(("s0", "s1")), frozenset(("s2", "s3", "s4"))}
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
@@ -361,7 +305,7 @@ def test_ifca_sends_every_model_and_gets_one(k):
     """What is shared goes down once."""
     whole = sum(x.nbytes for x in START.values())
     for clustered, times in ((("*",), k * whole), (("head.*",), whole + (k - 1) * START["head.w"].nbytes)):
-        last, _ = play(RANDOM(k=k, clustered=clustered), two_part_sites(), 1)
+        last = play(RANDOM(k=k, clustered=clustered), two_part_sites(), 1).last
         assert {p.nbytes for p in last.sent.values()} == {times + 8}
         assert {r.payload.nbytes for r in last.replies.values()} == {whole + 16}
 
@@ -369,7 +313,7 @@ def test_ifca_sends_every_model_and_gets_one(k):
 def test_ifca_averages_what_is_not_clustered_over_all():
     algorithm, s = RANDOM(clustered=("head.*",)), two_part_sites()
     state = algorithm.init(START, sorted(s))
-    last, _ = play(algorithm, s, 1, state=replace(state, models=({"head.w": np.array([-4.0])}, state.models[1])))
+    last = play(algorithm, s, 1, state=replace(state, models=({"head.w": np.array([-4.0])}, state.models[1]))).last
     got = {i: r.payload for i, r in last.replies.items()}
     chosen = {i: int(p["cluster"]) for i, p in got.items()}
     assert set(chosen.values()) == {0, 1}
@@ -386,7 +330,7 @@ def test_ifca_averages_what_is_not_clustered_over_all():
 
 def test_ifca_averages_statistics_within_a_cluster():
     state = Clusters({}, ({**START, "head.w": np.array([-4.0])}, START), {}, since=-99)
-    last, _ = play(Ifca(), two_part_sites(), 1, state=state)
+    last = play(ps.Ifca(), two_part_sites(), 1, state=state).last
     s, places = two_part_sites(), last.state.places
     assert set(places.values()) == {0, 1}
     for j in (0, 1):
@@ -396,7 +340,7 @@ def test_ifca_averages_statistics_within_a_cluster():
 
 
 def test_ifca_serves_by_loss_and_without_labels_the_largest_cluster():
-    algorithm = Ifca()
+    algorithm = ps.Ifca()
     state = replace(two_centres(-1.0, 2.0), places={"s0": 1, "s1": 0, "s2": 1})
     got = algorithm.send(state, ["x"])["x"]
     served = {
@@ -413,7 +357,7 @@ def test_ifca_serves_by_loss_and_without_labels_the_largest_cluster():
 
 
 def test_ifca_leaves_out_who_names_a_model_that_there_is_not():
-    algorithm, state = Ifca(), two_centres()
+    algorithm, state = ps.Ifca(), two_centres()
     good = Payload(model={"w": np.array([1.0])}, cluster=1, weight=2)
     bad = [Payload(model={"w": np.array([9.0])}, cluster=j, weight=5) for j in (2, 0.5, 7)]
     after = algorithm.merge(state, {"a": bad[0], "b": good, "c": bad[1], "d": bad[2]})
@@ -425,7 +369,7 @@ def test_ifca_leaves_out_who_names_a_model_that_there_is_not():
 # FPFC
 
 LAM, BEND, XI, RHO = 0.4, 3.7, 0.05, 1.0
-FUSED = Fpfc(lam=LAM, a=BEND, xi=XI, rho=RHO, fused=("*",))
+FUSED = ps.Fpfc(lam=LAM, a=BEND, xi=XI, rho=RHO, fused=("*",))
 
 
 def penalty(t):
@@ -455,43 +399,31 @@ def own_models(state):
 
 @pytest.mark.parametrize("d", [0.02, 0.3, 0.44, 0.46, 0.6, 0.79, 0.81, 1.2, 1.47, 1.5, 2.5, -0.7])
 def test_scad_shrinks_to_the_least_of_penalty_and_distance(d):
-    grid = np.linspace(-4, 4, 80001)
+    grid = np.linspace(0, d, 4001)
     values = [penalty(t) + RHO / 2 * (t - d) ** 2 for t in grid]
-    assert prox(d) == pytest.approx(grid[int(np.argmin(values))], abs=2e-4)
+    assert prox(d) == pytest.approx(grid[int(np.argmin(values))], abs=abs(d) / 3000)
 
 
-def test_fpfc_first_round_models_and_pairs():
-    last, _ = play(FUSED, bed(), 1)
-    middle = (A * B + RHO * Q0) / (A + RHO)
-    w = middle + (1 - ETA * (A + RHO)) ** K * (Q0 - middle)
-    assert own_models(last.state) == pytest.approx(w, abs=1e-12)
-    for i in range(4):
-        for j in range(i + 1, 4):
-            pair = last.state.pairs[f"s{i}"][f"s{j}"]
-            theta, dual = pair.share * pair.delta["w"].item(), RHO * (1 - pair.share) * pair.delta["w"].item()
-            assert theta == pytest.approx(prox(w[i] - w[j]), abs=1e-12)
-            assert dual == pytest.approx(RHO * (w[i] - w[j] - prox(w[i] - w[j])), abs=1e-12)
-            assert pair.gap == pytest.approx(abs(theta), abs=1e-12)
-
-
-def test_fpfc_second_round_takes_every_pair_once():
+def test_fpfc_first_rounds_take_every_pair_once():
     """The whole recursion with theta and v kept apart, as the paper has it."""
-    w, theta, dual = np.full(4, Q0), np.zeros((4, 4)), np.zeros((4, 4))
-    for rounds in (1, 2, 3):
+    w, theta, dual, pairs = np.full(4, Q0), np.zeros((4, 4)), np.zeros((4, 4)), list(combinations(range(4), 2))
+    for state in play(FUSED, bed(), 3).states:
         zeta = np.array([np.mean(w + theta[i] - dual[i] / RHO) for i in range(4)])
         middle = (A * B + RHO * zeta) / (A + RHO)
         w = middle + (1 - ETA * (A + RHO)) ** K * (w - middle)
-        for i in range(4):
-            for j in range(i + 1, 4):
-                theta[i, j] = prox(w[i] - w[j] + dual[i, j] / RHO)
-                dual[i, j] += RHO * (w[i] - w[j] - theta[i, j])
-                theta[j, i], dual[j, i] = -theta[i, j], -dual[i, j]
-        last, _ = play(FUSED, bed(), rounds)
-        assert own_models(last.state) == pytest.approx(w, abs=1e-12)
+        assert own_models(state) == pytest.approx(w, abs=1e-12)
+        for i, j in pairs:
+            theta[i, j] = prox(w[i] - w[j] + dual[i, j] / RHO)
+            dual[i, j] += RHO * (w[i] - w[j] - theta[i, j])
+            theta[j, i], dual[j, i] = -theta[i, j], -dual[i, j]
+            pair = state.pairs[f"s{i}"][f"s{j}"]
+            known = pair.delta["w"].item()
+            assert [pair.share * known, RHO * (1 - pair.share) * known] == pytest.approx([theta[i, j], dual[i, j]])
+            assert pair.gap == pytest.approx(abs(theta[i, j]), abs=1e-12)
 
 
 def test_fpfc_limit_is_stationary():
-    last, _ = play(FUSED, bed(), 1200)
+    last = play(FUSED, bed(), 400).last
     w = own_models(last.state)
     forces = A * (w - B) + np.array([sum(slope(x - y) for y in w) for x in w]) / 4
     assert forces == pytest.approx(np.zeros(4), abs=1e-6)
@@ -501,7 +433,7 @@ def test_fpfc_limit_is_stationary():
 def test_fpfc_of_two_sites(b, near):
     """Far apart, neither feels the other; near, both yield to a spring of lam / 2 xi."""
     a, spring = np.array([1.0, 2.0]), LAM / 2 / XI
-    last, _ = play(FUSED, bed(a, b, (3, 3), start=0.0), 1200)
+    last = play(FUSED, bed(a, b, (3, 3), start={"w": np.array([0.0])}), 400).last
     d = (b[0] - b[1]) / (1 + spring * (1 / a).sum())
     assert not near or abs(d) <= XI
     expected = [b[0] - spring * d / a[0], b[1] + spring * d / a[1]] if near else b
@@ -513,20 +445,21 @@ def planted(seed, size=3):
     """Three populations of sites, far apart; inside, they differ by less than lam / m can hold together."""
     rng = np.random.default_rng(seed)
     b = np.concatenate([rng.normal(c, 0.02, size) for c in (-3.0, 0.0, 4.0)])
-    return bed(rng.uniform(0.8, 2.0, 3 * size), b, rng.integers(2, 9, 3 * size), start=0.2)
+    return bed(rng.uniform(0.8, 2.0, 3 * size), b, rng.integers(2, 9, 3 * size), start={"w": np.array([0.2])})
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("share", [1.0, 0.4])
 def test_fpfc_fuses_pairs_inside_planted_groups_and_none_across(seed, share):
     algorithm, sites = replace(FUSED, lam=0.5, xi=1e-3, nu=0.01), planted(seed)
-    last, engine = play(algorithm, sites, 200 if share == 1 else 500, share, seed=seed)
+    run = play(algorithm, sites, 120 if share == 1 else 300, share, seed=seed)
+    last = run.last
     group = {f"s{i}": i // 3 for i in range(9)}
     for i, row in last.state.pairs.items():
         for j, pair in row.items():
             assert (pair.gap <= algorithm.nu) == (group[i] == group[j]), (i, j, pair.gap)
     assert last.diagnostics == {"clusters": 3.0}
-    served = engine.serve(0, algorithm.send(last.state, sorted(sites))).models
+    served = run.engine.serve(0, algorithm.send(last.state, sorted(sites))).models
     for g in range(3):
         here = [i for i in sites if group[i] == g]
         mean = np.average([last.state.models[i]["w"].item() for i in here], weights=[sites[i].size for i in here])
@@ -537,24 +470,24 @@ def test_fpfc_fuses_pairs_inside_planted_groups_and_none_across(seed, share):
 
 def test_fpfc_without_penalty_every_site_ends_at_its_own_optimum():
     algorithm = replace(FUSED, lam=0.0, nu=0.0)
-    one, _ = play(algorithm, bed(), 2)
-    assert all(pair.share == 1 for row in one.state.pairs.values() for pair in row.values())
-    anchors = {i: p["anchor"]["w"].item() for i, p in algorithm.send(one.state, sorted(one.state.models)).items()}
-    assert [anchors[f"s{i}"] for i in range(4)] == pytest.approx(own_models(one.state), abs=1e-12)
-    end, _ = play(algorithm, bed(), 800)
-    assert own_models(end.state) == pytest.approx(B, abs=1e-9) and end.diagnostics == {"clusters": 4.0}
+    run = play(algorithm, bed(), 300)
+    one, end = run.states[1], run.last
+    assert all(pair.share == 1 for row in one.pairs.values() for pair in row.values())
+    anchors = {i: p["anchor"]["w"].item() for i, p in algorithm.send(one, sorted(one.models)).items()}
+    assert [anchors[f"s{i}"] for i in range(4)] == pytest.approx(own_models(one), abs=1e-12)
+    assert own_models(end.state) == pytest.approx(B, abs=1e-6) and end.diagnostics == {"clusters": 4.0}
     stranger = algorithm.send(end.state, ["new"])["new"]["model"]["w"].item()
-    assert stranger == pytest.approx(np.average(B, weights=N), abs=1e-9)  # nobody is served what one site alone made
+    assert stranger == pytest.approx(np.average(B, weights=N), abs=1e-6)  # nobody is served what one site alone made
 
 
 def test_fpfc_with_a_strong_penalty_is_one_model_at_the_common_optimum():
-    last, _ = play(replace(FUSED, lam=20.0, xi=1e-4, nu=1e-3), bed(), 700)
+    last = play(replace(FUSED, lam=20.0, xi=1e-4, nu=1e-3), bed(), 300).last
     assert own_models(last.state) == pytest.approx([(A * B).sum() / A.sum()] * 4, abs=1e-3)
     assert last.diagnostics == {"clusters": 1.0}
 
 
 def test_fpfc_leaves_pairs_of_absent_sites_alone():
-    last, _ = play(FUSED, bed(), 3)
+    last = play(FUSED, bed(), 3).last
     sent = FUSED.send(last.state, ["s1"])
     reply, _ = FUSED.local(sent["s1"], Payload(own=last.state.models["s1"]), bed()["s1"])
     after = FUSED.merge(last.state, {"s1": reply})
@@ -565,15 +498,15 @@ def test_fpfc_leaves_pairs_of_absent_sites_alone():
 
 
 def test_fpfc_a_site_goes_on_from_what_the_server_knows_of_it():
-    last, engine = play(Fpfc(lam=0.2), two_part_sites(), 5, share=0.5)
-    heard = {i: m["own"] for i, m in engine.memories().items() if m}
-    assert heard and all(same(dict(own), dict(last.state.models[i])) for i, own in heard.items())
+    run = play(ps.Fpfc(lam=0.2), two_part_sites(), 5, share=0.5)
+    heard = {i: m["own"] for i, m in run.memories.items() if m}
+    assert heard and all(same(dict(own), dict(run.state.models[i])) for i, own in heard.items())
 
 
 def test_fpfc_averages_what_is_not_fused_and_holds_only_what_is():
     """Both parts move alike but for the pull of rho on the head alone."""
     s = two_part_sites()
-    last, _ = play(Fpfc(lam=0.2), s, 1)
+    last = play(ps.Fpfc(lam=0.2), s, 1).last
     for i, site in s.items():
         body, head, b = START["body.w"].item(), START["head.w"].item(), site.b.mean()
         for _ in range(site.steps):
@@ -593,24 +526,21 @@ def test_fpfc_averages_what_is_not_fused_and_holds_only_what_is():
 
 
 def test_fpfc_warms_up_without_penalty():
-    free, warm = replace(FUSED, lam=0.0), replace(FUSED, warmup=4)
-    for rounds in (1, 4):
-        assert same(play(warm, bed(), rounds)[0].state, play(free, bed(), rounds)[0].state)
-    assert not same(play(warm, bed(), 5)[0].state.pairs, play(free, bed(), 5)[0].state.pairs)
-    assert all(
-        p.share < 1 for p in play(warm, bed(a=[1.0] * 4, b=[0.0, 0.1, 0.2, 0.3]), 5)[0].state.pairs["s0"].values()
-    )
+    free, warm = (play(replace(FUSED, **how), bed(), 5).states for how in ({"lam": 0.0}, {"warmup": 4}))
+    assert all(same(x, y) for x, y in zip(free[:4], warm[:4], strict=True)) and not same(free[4].pairs, warm[4].pairs)
+    near = play(replace(FUSED, warmup=4), bed(a=[1.0] * 4, b=[0.0, 0.1, 0.2, 0.3]), 5).state
+    assert all(p.share < 1 for p in near.pairs["s0"].values())
 
 
 def test_fpfc_in_relative_units_does_not_know_how_large_the_network_is():
-    algorithm = Fpfc(relative=True, lam=0.2, xi=1e-3, nu=0.01, warmup=3, fused=("*",))
-    small, _ = play(algorithm, planted(1), 60)
+    algorithm = ps.Fpfc(relative=True, lam=0.2, xi=1e-3, nu=0.01, warmup=3, fused=("*",))
+    small = play(algorithm, planted(1), 60).last
     large = {i: replace(s, b=s.b * 1024, start={"w": s.start["w"] * 1024}) for i, s in planted(1).items()}
-    large, _ = play(algorithm, large, 60)
+    large = play(algorithm, large, 60).last
     assert own_models(large.state) == pytest.approx(1024 * own_models(small.state), rel=1e-9)
     assert large.diagnostics == pytest.approx({"clusters": 3.0, "unit": 1024 * small.state.unit})
     assert small.diagnostics == {"clusters": 3.0, "unit": small.state.unit}
-    first, _ = play(algorithm, planted(1), 4)
+    first = play(algorithm, planted(1), 4).last
     w = own_models(first.state)
     assert first.state.unit == pytest.approx(w.max() - w.min(), abs=1e-12)
 
@@ -618,7 +548,7 @@ def test_fpfc_in_relative_units_does_not_know_how_large_the_network_is():
 def test_fpfc_measures_its_unit_again_in_every_round_unless_it_is_frozen():
     """The largest distance so far: distances that grow are followed, those that shrink are not."""
     for freeze in (False, True):
-        algorithm = Fpfc(relative=True, lam=0.2, warmup=1, fused=("*",), freeze=freeze)
+        algorithm = ps.Fpfc(relative=True, lam=0.2, warmup=1, fused=("*",), freeze=freeze)
         state, units = algorithm.init({"w": np.zeros(1)}, ["a", "b", "c"]), []
         for spots in ((0.0, 1.0, 9.0), (0.0, 1.0, 2.0), (0.0, 1.0, 5.0), (0.0, 1.0, 3.0)):
             replies = {i: Payload(model={"w": np.array([x])}, cases=1) for i, x in zip("abc", spots, strict=True)}
@@ -635,7 +565,7 @@ def test_fpfc_measures_its_unit_again_in_every_round_unless_it_is_frozen():
 
 def test_fpfc_refuses_pairs_that_cannot_fit(monkeypatch):
     monkeypatch.setattr(tree, "memory", lambda a: 2000)
-    algorithm = Fpfc(fused=("*",))
+    algorithm = ps.Fpfc(fused=("*",))
     algorithm.init({"w": np.zeros(10)}, ["a", "b", "c"])  # three pairs twice, three models four times: 1440 bytes
     with pytest.raises(ConfigError, match=r"each of the 6 pairs of 4 sites and needs 2240 bytes"):
         algorithm.init({"w": np.zeros(10)}, ["a", "b", "c", "d"])
@@ -644,11 +574,11 @@ def test_fpfc_refuses_pairs_that_cannot_fit(monkeypatch):
 def test_fpfc_refuses_pairs_that_are_many_times_the_models(monkeypatch):
     monkeypatch.setattr("polysite.algorithms.fpfc.SMALL", 1000)
     params, sites = {"head.w": np.zeros(10), "body.w": np.zeros(10)}, [*"abcde"]
-    Fpfc().init(params, sites)  # ten pairs of half a model: as much as the five models
-    Fpfc(fused=("*",)).init(params, sites[:4])  # six pairs: 1.5 times the four models
+    ps.Fpfc().init(params, sites)  # ten pairs of half a model: as much as the five models
+    ps.Fpfc(fused=("*",)).init(params, sites[:4])  # six pairs: 1.5 times the four models
     with pytest.raises(ConfigError, match=r"needs 6400 bytes .* its pairs 2.0 times .* pair_memory = 2 "):
-        Fpfc(fused=("*",)).init(params, sites)
-    Fpfc(fused=("*",), pair_memory=2).init(params, sites)
+        ps.Fpfc(fused=("*",)).init(params, sites)
+    ps.Fpfc(fused=("*",), pair_memory=2).init(params, sites)
 
 
 def test_fpfc_updates_large_leaves_like_small_ones(monkeypatch):
@@ -658,17 +588,17 @@ def test_fpfc_updates_large_leaves_like_small_ones(monkeypatch):
         monkeypatch.setattr("polysite.algorithms.fpfc.PIECE", piece)
         monkeypatch.setattr("polysite.algorithms.fpfc.LARGE", piece)
         for kind in (np.asarray, torch.tensor):
-            state = Fpfc(lam=20.0).init({"head.w": kind(np.zeros((2, 50)))}, [*"abcd"])
+            state = ps.Fpfc(lam=20.0).init({"head.w": kind(np.zeros((2, 50)))}, [*"abcd"])
             for models in rounds:
                 given = {i: Payload(model={"head.w": kind(w["head.w"])}, cases=1) for i, w in models.items()}
-                state = Fpfc(lam=20.0).merge(state, given)
+                state = ps.Fpfc(lam=20.0).merge(state, given)
             found.append((np.asarray(state.deltas["head.w"]), np.array(state.lengths)))
     for deltas, lengths in found[1:]:
         assert deltas == pytest.approx(found[0][0], abs=1e-12) and lengths == pytest.approx(found[0][1], abs=1e-12)
     assert 0 < found[0][1][:, 0].min() < 1  # of pairs that are shrunk
 
 
-PAIRWISE = [Fpfc(lam=0.5, fused=("*",)), FedAMP(), FedAMP(cosine=2.0), Cfl(split_at=(2,)), Krum()]
+PAIRWISE = [ps.Fpfc(lam=0.5, fused=("*",)), ps.FedAMP(), ps.FedAMP(cosine=2.0), ps.Cfl(split_at=(2,)), ps.Krum()]
 
 
 @pytest.mark.parametrize("algorithm", PAIRWISE)
@@ -696,22 +626,10 @@ def test_the_network_lasso_ends_after_a_bounded_number_of_iterations(monkeypatch
     assert abs(y @ lasso_mixture(y.T @ y, edges, 0.3) - exact).max() > 1e-3
 
 
-def test_fpfc_fuses_sites_that_drift_from_where_they_were_first_measured():
-    """Two groups that leave a common start: a unit frozen after the first round is soon too small to fuse them."""
-    rng = np.random.default_rng(0)
-    b = np.concatenate([rng.normal(-40, 2.0, 3), rng.normal(40, 2.0, 3)])
-    sites = bed(np.ones(6), b, [3] * 6, steps=1, start=0.0)
-    counts = {}
-    for freeze in (False, True):
-        algorithm = Fpfc(relative=True, lam=0.3, rho=0.5, nu=0.02, fused=("*",), freeze=freeze)
-        counts[freeze] = play(algorithm, sites, 300)[0].diagnostics["clusters"]
-    assert counts[False] == 2.0 < counts[True]
-
-
 def test_fpfc_who_is_new_starts_at_the_mean_and_who_never_trains_gets_the_largest_cluster():
     algorithm = replace(FUSED, lam=0.5, xi=1e-3, nu=0.01)
     b = np.array([-3.0, -3.1, -2.9, 3.0])
-    last, _ = play(algorithm, bed(np.ones(4), b, (2, 4, 6, 50), start=0.0), 200)
+    last = play(algorithm, bed(np.ones(4), b, (2, 4, 6, 50), start={"w": np.array([0.0])}), 200).last
     got = algorithm.send(last.state, ["new"])["new"]
     assert got["anchor"]["w"].item() == pytest.approx(own_models(last.state).mean(), abs=1e-12)
     (served, _), *_ = algorithm.serve(got, Payload(), guest(0, "test"), ("0",))
@@ -801,21 +719,18 @@ def whole(state):
 def test_pfednet_first_two_exchanges(lam, eta, uniform):
     """The shared part takes the mean of the sites' moves, then the personal parts step, and shrink together."""
     a, b, x, z = np.array([1.0, 2.0]), np.array([1.0, -0.4]), 0.4, -0.1
-    algorithm, sites = PFedNet(lam=lam, eta=eta, uniform=uniform), personal_bed(a, b, steps=K, n=[2, 6])
-    one, _ = play(algorithm, sites, 1)
+    run = play(ps.PFedNet(lam=lam, eta=eta, uniform=uniform), personal_bed(a, b, steps=K, n=[2, 6]), 2)
+    one, two = run.rounds
     r, p = (1 - ETA * a) ** K, np.array([0.5, 0.5] if uniform else [0.25, 0.75])
     x = x + (p * (1 - r) * (b - x - z)).sum()
     assert one.state.shared["body.w"].item() == pytest.approx(x, abs=1e-12) and one.state.half == "personal"
     assert {v["head.w"].item() for v in one.state.personal.values()} == {z} and one.shares == {"s0": p[0], "s1": p[1]}
-    two, _ = play(algorithm, sites, 2)
     step = (2 * K * ETA if eta is None else eta) / 2  # eta / m
-    gradient = -(1 - r) * (b - x - z) / (K * ETA)
-    y = z - step * gradient
+    y = z + step * (1 - r) * (b - x - z) / (K * ETA)
     half = (y[0] - y[1]) / 2
     half = np.sign(half) * max(abs(half) - 2 * step * lam, 0)
-    assert [v["head.w"].item() for v in two.state.personal.values()] == pytest.approx(
-        [y.mean() + half, y.mean() - half], abs=1e-9
-    )
+    heads = [v["head.w"].item() for v in two.state.personal.values()]
+    assert heads == pytest.approx([y.mean() + half, y.mean() - half], abs=1e-9)
     assert two.state.shared["body.w"].item() == pytest.approx(x, abs=1e-12)
     assert two.state.half == "shared" and two.shares == {} and two.diagnostics == {"edges": 1.0}
 
@@ -823,7 +738,7 @@ def test_pfednet_first_two_exchanges(lam, eta, uniform):
 @pytest.mark.parametrize("b", [(1.0, -0.4), (0.1, 0.05)], ids=["apart", "fused"])
 def test_pfednet_limit_of_two_sites(b):
     a, lam, b = np.array([1.0, 2.0]), 0.05, np.array(b)
-    last, _ = play(PFedNet(lam=lam), personal_bed(a, b), 700)
+    last = play(ps.PFedNet(lam=lam), personal_bed(a, b), 400).last
     apart = b[0] - b[1] > 2 * lam * (1 / a).sum()
     limit = [b[0] - 2 * lam / a[0], b[1] + 2 * lam / a[1]] if apart else [(a @ b) / a.sum()] * 2
     assert whole(last.state) == pytest.approx(limit, abs=1e-6)
@@ -832,7 +747,7 @@ def test_pfednet_limit_of_two_sites(b):
 def test_pfednet_limit_on_a_graph_is_the_least_of_the_objective():
     rng = np.random.default_rng(3)
     a, b, lam = rng.uniform(0.5, 2, 6), np.array([-2.0, -1.9, -1.7, 1.0, 1.2, 1.5]), 0.02
-    last, _ = play(PFedNet(lam=lam, neighbours=2), personal_bed(a, b), 800)
+    last = play(ps.PFedNet(lam=lam, neighbours=2), personal_bed(a, b), 500).last
     edges = nearest_edges([(v,) for v in b], 2)
 
     def cost(u):
@@ -845,11 +760,10 @@ def test_pfednet_limit_on_a_graph_is_the_least_of_the_objective():
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_pfednet_without_a_pull_is_personal_layers_beside_shared_ones_to_the_last_bit(share):
-    algorithm, s = PFedNet(lam=0.0, uniform=False), two_part_sites()
-    engine = Simulator(algorithm, two_part_sites())
+    s = two_part_sites()
     shared = {k: START[k] for k in ("body.w", "norm.running_var")}
     heads = {i: {"head.w": START["head.w"]} for i in s}
-    for r in run_rounds(algorithm, engine, START, Plan(rounds=6, share=share), seed=0):
+    for r in play(ps.PFedNet(lam=0.0, uniform=False), two_part_sites(), 6, share).rounds:
         there = sorted(r.sent)
         if r.index % 2:
             heads |= {i: {"head.w": s[i].fit({**shared, **heads[i]}, only=["head.w"]).params["head.w"]} for i in there}
@@ -860,9 +774,8 @@ def test_pfednet_without_a_pull_is_personal_layers_beside_shared_ones_to_the_las
 
 
 def test_pfednet_moves_all_down_and_what_was_trained_up():
-    engine, algorithm = Simulator(PFedNet(), two_part_sites(), wire=True), PFedNet()
     size, head = sum(x.nbytes for x in START.values()), START["head.w"].nbytes
-    for r in run_rounds(algorithm, engine, START, Plan(rounds=4), seed=0):
+    for r in play(ps.PFedNet(), two_part_sites(), 4, wire=True).rounds:
         assert {p.nbytes for p in r.sent.values()} == {size}
         up = {i: reply.payload for i, reply in r.replies.items()}
         assert {p.nbytes for p in up.values()} == {(head if r.index % 2 else size - head) + 8 + 8}  # sketch and time
@@ -870,9 +783,9 @@ def test_pfednet_moves_all_down_and_what_was_trained_up():
 
 
 def test_pfednet_an_absent_site_is_moved_by_its_neighbours_alone():
-    a, b, lam = np.ones(3), np.array([1.0, 0.0, -1.0]), 0.02
-    algorithm, sites = PFedNet(lam=lam, neighbours=1), personal_bed(np.ones(3), b)
-    last, _ = play(algorithm, sites, 21)
+    lam, sites = 0.02, personal_bed(np.ones(3), np.array([1.0, 0.0, -1.0]))
+    algorithm = ps.PFedNet(lam=lam, neighbours=1)
+    last = play(algorithm, sites, 21).last
     z = {i: v["head.w"].item() for i, v in last.state.personal.items()}
     sent = algorithm.send(last.state, ["s0"])
     reply, _ = algorithm.local(sent["s0"], Payload(), sites["s0"])
@@ -880,13 +793,13 @@ def test_pfednet_an_absent_site_is_moved_by_its_neighbours_alone():
     y = np.array([[reply["model"]["head.w"].item(), z["s1"], z["s2"]]])
     expected = published(y, ((0, 1), (1, 2)), 3 * ETA * lam)
     assert [v["head.w"].item() for v in after.personal.values()] == pytest.approx(expected[0], abs=1e-8)
-    assert after.personal["s1"]["head.w"].item() != z["s1"] and a.sum() == 3
+    assert after.personal["s1"]["head.w"].item() != z["s1"]
 
 
 @pytest.mark.parametrize("half", ["shared", "personal"])
 def test_pfednet_serves_a_stranger_by_those_that_are_like_it(half):
     """By its validation cases, or by images of any; where only a test has labels, by the mean of all."""
-    state = PFedNet().init({"body.w": np.zeros(1), "head.w": np.zeros(1)}, list("abcd"))
+    state = ps.PFedNet().init({"body.w": np.zeros(1), "head.w": np.zeros(1)}, list("abcd"))
     heads = {i: {"head.w": np.array([v])} for i, v in zip("abcd", (1.0, 2.0, 4.0, 9.0), strict=True)}
     sketches = {"a": (0.0,), "b": (1.0,), "c": (5.0,), "d": (6.0, 1.0)}  # the last one does not fit the others
     state = replace(state, personal=heads, sketches=sketches, half=half)
@@ -898,23 +811,18 @@ def test_pfednet_serves_a_stranger_by_those_that_are_like_it(half):
         assert model.keys() == {"body.w", "head.w"} and cases == site.cases("test")
         return model["head.w"].item()
 
-    labels, images = PFedNet(neighbours=2), PFedNet(neighbours=2, sketch="images")
+    labels, images = ps.PFedNet(neighbours=2), ps.PFedNet(neighbours=2, sketch="images")
     assert served(labels, guest(0.2, "validation", "test")) == 1.5
     assert served(replace(labels, neighbours=1), guest(4.8, "validation", "test")) == 4.0
     assert served(replace(labels, neighbours=3), guest(9, "validation", "test")) == pytest.approx(7 / 3)
     assert served(labels, guest(0.2, "test")) == 4.0
     assert served(images, guest(0.2, "test")) == 1.5
-    assert algorithm_sends_no_more_than_it_must(state)
-
-
-def algorithm_sends_no_more_than_it_must(state):
-    """Who trains is not sent the others' parts."""
-    return PFedNet().send(state, ["a"])["a"].keys() == {"model", "fixed"}
+    assert labels.send(state, ["a"])["a"].keys() == {"model", "fixed"}  # who trains is not sent the others' parts
 
 
 def test_pfednet_takes_in_who_is_new():
-    algorithm, sites = PFedNet(lam=0.01), personal_bed(np.ones(3), np.array([1.0, 0.0, -1.0]))
-    last, _ = play(algorithm, sites, 7)
+    algorithm, sites = ps.PFedNet(lam=0.01), personal_bed(np.ones(3), np.array([1.0, 0.0, -1.0]))
+    last = play(algorithm, sites, 7).last
     new = Quadratic(1.0, np.full(4, 0.5), 1, ETA, sites["s0"].start)
     sent = algorithm.send(last.state, ["new"])["new"]
     mean = tree.mean(last.state.personal.values())
@@ -925,39 +833,12 @@ def test_pfednet_takes_in_who_is_new():
     assert algorithm.diagnostics(after) == {"edges": 6.0}
 
 
-# What makes no sense
-
-REFUSED = {
-    "no model": (lambda: Ifca(k=0), "k = 0 must be at least 1"),
-    "spread": (lambda: Ifca(spread=1.5), "spread = 1.5 must be between 0 and 1"),
-    "nothing clustered": (lambda: Ifca(clustered=()), "clustered names nothing that clusters differ in"),
-    "unknown layer": (lambda: Ifca(clustered=("hat.*",)).init(START, ["a"]), "clustered names 'hat"),
-    "xi": (lambda: Fpfc(lam=0.1, xi=0.1), "xi = 0.1 must be less than lam = 0.1"),
-    "bend": (lambda: Fpfc(a=2.0), "a = 2.0 must be at least 2"),
-    "rho": (lambda: Fpfc(a=3.0, rho=0.5), "rho = 0.5 must be more than 1 / .a - 1. = 0.5"),
-    "nothing fused": (lambda: Fpfc(fused=()), "fused names nothing that is personal"),
-    "unknown fused": (lambda: Fpfc(fused=("hat.*",)).init(START, ["a"]), "fused names 'hat"),
-    "pull": (lambda: PFedNet(lam=-1.0), "lam = -1.0 must be at least 0"),
-    "neighbours": (lambda: PFedNet(neighbours=0), "neighbours = 0 must be at least 1"),
-    "nothing personal": (lambda: PFedNet(personal=()), "personal names nothing that sites have of their own"),
-    "all personal": (lambda: PFedNet(personal=("*",)).init(START, ["a"]), "leaves nothing to share"),
-    "factors": (lambda: Weighted({}, PFedNet()), "PFedNet does not average by weights of its sites"),
-    "factors, fpfc": (lambda: Weighted({}, Fpfc()), "Fpfc does not average by weights of its sites"),
-}
-
-
-@pytest.mark.parametrize(("make", "sentence"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_makes_no_sense_is_refused(make, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        make()
-
-
 @pytest.mark.parametrize("eta", [None, 0.3])
 def test_pfednet_draws_parameters_together_and_no_running_statistics(eta):
     """So strong a pull makes the heads one; every site's variance is what its own training left: 16 moved to a^2."""
     start = {"body.w": np.array([0.4]), "head.w": np.array([-0.1]), "head.running_var": np.array([16.0])}
     sites = {f"s{i}": Quadratic(a, np.full(3, b), 1, ETA, start) for i, (a, b) in enumerate([(1.0, 1.0), (2.0, -0.4)])}
-    two, _ = play(PFedNet(lam=3.0, eta=eta), sites, 2)
+    two = play(ps.PFedNet(lam=3.0, eta=eta), sites, 2).last
     one, other = two.state.personal.values()
     assert one["head.w"].item() == pytest.approx(other["head.w"].item(), abs=1e-9)
     assert one["head.running_var"].item() == pytest.approx(0.9 * 16 + 0.1 * 1, abs=1e-12)

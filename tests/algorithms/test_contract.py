@@ -1,7 +1,5 @@
 """What every algorithm keeps, whatever it computes. Adding an algorithm adds a line to CASES in tests/table.py."""
 
-from dataclasses import FrozenInstanceError
-
 import numpy as np
 import pytest
 
@@ -19,7 +17,7 @@ from table import CASES, START, arrays, every, same, screen, sites
 MEANS_OF_THEIR_OWN = ("averaged", "clustered", "weighted", "top_k", "geometric_median", "robust")  # not by n_k or 1/K
 
 
-def simulate(algorithm, rounds=6, *, wire=False, share=1.0, resume=None):
+def simulate(algorithm, rounds, *, wire=False, share=1.0, resume=None):
     """(final state, memories) after some rounds."""
     engine = Simulator(algorithm, sites(), wire=wire)
     *_, last = run_rounds(algorithm, engine, START, Plan(rounds=rounds, share=share), seed=0, resume=resume)
@@ -37,10 +35,8 @@ def test_every_algorithm_is_in_the_table():
     assert {name_of(a) for a in CASES.values()} == set(ALGORITHMS)
 
 
-@every
-def test_hyperparameters_are_frozen(algorithm):
-    with pytest.raises(FrozenInstanceError):
-        algorithm.lr = 2.0
+def test_hyperparameters_are_frozen():
+    assert all(type(algorithm).__dataclass_params__.frozen for algorithm in CASES.values())
 
 
 @every
@@ -99,22 +95,14 @@ def test_no_step_changes_its_inputs(algorithm):
 
 @every
 def test_the_wire_changes_nothing(algorithm):
-    assert same(simulate(algorithm, wire=True), simulate(algorithm, wire=False))
+    assert same(simulate(algorithm, 4, wire=True), simulate(algorithm, 4))
 
 
 @every
-def test_resuming_is_not_noticeable(algorithm, tmp_path):
-    state, memories = simulate(algorithm, 3)
-    checkpoint.save(tmp_path / "half.safetensors", Progress(2, state, memories))
+def test_resuming_from_disk_is_not_noticeable(algorithm, tmp_path):
+    checkpoint.save(tmp_path / "half.safetensors", Progress(2, *simulate(algorithm, 3)))
     half = checkpoint.load(tmp_path / "half.safetensors")
     assert same(simulate(algorithm, 6, resume=half), simulate(algorithm, 6))
-
-
-@every
-def test_the_state_survives_its_disk_codec(algorithm, tmp_path):
-    value = simulate(algorithm)
-    checkpoint.save(tmp_path / "state.safetensors", value)
-    assert same(checkpoint.load(tmp_path / "state.safetensors"), value)
 
 
 @every
@@ -167,7 +155,7 @@ def test_a_site_may_drop_out(algorithm):
     some = algorithm.send(state, ["a", "c", "d"])
     asked = {i: algorithm.local(some[i], Payload(), s[i])[0] for i in some}
     assert same(algorithm.merge(state, replies), algorithm.merge(state, asked))
-    final, _ = simulate(algorithm, share=0.5)
+    final, _ = simulate(algorithm, 4, share=0.5)
     assert all(np.isfinite(a).all() for a in arrays(final))
 
 

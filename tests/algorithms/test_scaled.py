@@ -2,14 +2,9 @@
 
 import pytest
 
+import polysite as ps
 from polysite import config
 from polysite.algorithms.base import in_rounds, scaled
-from polysite.algorithms.clustered import Clustered
-from polysite.algorithms.fedavg import FedAvg
-from polysite.algorithms.fpfc import Fpfc
-from polysite.algorithms.ifca import Ifca
-from polysite.algorithms.superfed import SuPerFed
-from polysite.algorithms.weighted import Weighted
 from polysite.config import dump, parse, phases
 from table import CASES
 
@@ -23,15 +18,15 @@ def test_a_share_is_of_all_rounds_and_at_least_one(given, rounds, want):
 
 
 def test_algorithms_scale_what_they_count_in_rounds():
-    assert scaled(SuPerFed(), 100).after == 40 and scaled(Fpfc(warmup=0.1), 100).warmup == 10
-    assert scaled(Ifca(), 100) == Ifca(warmup=10, settle=30) and scaled(FedAvg(), 100) == FedAvg()
+    assert scaled(ps.SuPerFed(), 100).after == 40 and scaled(ps.Fpfc(warmup=0.1), 100).warmup == 10
+    assert scaled(ps.Ifca(), 100) == ps.Ifca(warmup=10, settle=30) and scaled(ps.FedAvg(), 100) == ps.FedAvg()
 
 
 def test_a_combinator_scales_its_inner_algorithm():
     groups = {"north": ("a", "b"), "south": ("c",)}
-    inside = Weighted({"a": 0.5}, Clustered(groups, SuPerFed()))
-    assert scaled(inside, 50) == Weighted({"a": 0.5}, Clustered(groups, SuPerFed(after=20)))
-    unchanged = Clustered(groups, FedAvg())
+    inside = ps.Weighted({"a": 0.5}, ps.Clustered(groups, ps.SuPerFed()))
+    assert scaled(inside, 50) == ps.Weighted({"a": 0.5}, ps.Clustered(groups, ps.SuPerFed(after=20)))
+    unchanged = ps.Clustered(groups, ps.FedAvg())
     assert scaled(unchanged, 50) is unchanged
 
 
@@ -44,8 +39,8 @@ def test_scaling_twice_changes_nothing(name):
 def test_every_phase_of_a_study_counts_its_own_rounds():
     study = parse("[run]\nrounds = 20\n[algorithm]\nname = 'superfed'\n[[then]]\nalgorithm = 'ifca'\nrun.rounds = 50\n")
     first, second = phases(study)
-    assert first.algorithm == SuPerFed(after=8) and second.algorithm == Ifca(warmup=5, settle=15)
-    assert study.algorithm == SuPerFed() and parse(dump(study)) == study  # a file keeps the shares
+    assert first.algorithm == ps.SuPerFed(after=8) and second.algorithm == ps.Ifca(warmup=5, settle=15)
+    assert study.algorithm == ps.SuPerFed() and parse(dump(study)) == study  # a file keeps the shares
     assert phases(first) == (first,)
 
 

@@ -5,30 +5,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from polysite.algorithms.fedamp import FedAMP
-from polysite.algorithms.fedavg import FedAvg
-from polysite.algorithms.feddiv import FedDiv
-from polysite.algorithms.fedrep import FedRep
-from polysite.algorithms.fedrod import FedRoD
-from polysite.algorithms.fpfc import Fpfc
-from polysite.algorithms.ifca import Ifca
-from polysite.algorithms.l2gd import L2gd
-from polysite.algorithms.pfedme import PFedMe
-from polysite.algorithms.pfednet import PFedNet
-from polysite.algorithms.superfed import SuPerFed
+import polysite as ps
 from polysite.data.case import Case
-from polysite.engines.plan import Plan
-from polysite.engines.rounds import run_rounds
-from polysite.engines.simulator import Simulator
-from polysite.models.unet import UNet
 from polysite.training.network import Network
-from polysite.training.settings import Train
 from polysite.training.torch_site import TorchSite
+from quadratic import play
 
-TRAIN = Train(lr=0.05, patch=(8, 8), augment="none", batch=2, device="cpu")
+TRAIN = ps.Train(lr=0.05, patch=(8, 8), augment="none", batch=2, device="cpu")
 SIZES, ROUNDS = {"a": 5, "b": 2}, 3
 EPOCH = {"a": 3, "b": 1}  # steps
-COIN = L2gd(p=0.4)
+COIN = ps.L2gd(p=0.4)
 
 
 class Counting(TorchSite):
@@ -54,28 +40,27 @@ def in_epochs(times):
 
 
 STEPS = {
-    "fedavg": (FedAvg(), in_epochs(1)),
-    "fedamp": (FedAMP(), in_epochs(1)),
-    "feddiv, encoders or decoder": (FedDiv(alpha=0.0), in_epochs(1)),
-    "fedrep, head and body": (FedRep(head_epochs=2), in_epochs(2 + 1)),
-    "fedrod, two heads": (FedRoD(), in_epochs(1)),
-    "fpfc": (Fpfc(), in_epochs(1)),
-    "ifca, chosen by losses": (Ifca(settle=0), in_epochs(1)),
-    "ifca, gradients": (Ifca(averaged="gradients"), lambda name, round: 1),
+    "fedavg": (ps.FedAvg(), in_epochs(1)),
+    "fedamp": (ps.FedAMP(), in_epochs(1)),
+    "feddiv, encoders or decoder": (ps.FedDiv(alpha=0.0), in_epochs(1)),
+    "fedrep, head and body": (ps.FedRep(head_epochs=2), in_epochs(2 + 1)),
+    "fedrod, two heads": (ps.FedRoD(), in_epochs(1)),
+    "fpfc": (ps.Fpfc(), in_epochs(1)),
+    "ifca, chosen by losses": (ps.Ifca(settle=0), in_epochs(1)),
+    "ifca, gradients": (ps.Ifca(averaged="gradients"), lambda name, round: 1),
     "l2gd, by its coin": (COIN, lambda name, round: COIN.tosses(round)[1]),
-    "pfedme, outer and inner": (PFedMe(outer=3, inner=4), lambda name, round: 12),
-    "pfednet, shared or personal part": (PFedNet(), in_epochs(1)),
-    "superfed, with twins": (SuPerFed(after=1), in_epochs(1)),
+    "pfedme, outer and inner": (ps.PFedMe(outer=3, inner=4), lambda name, round: 12),
+    "pfednet, shared or personal part": (ps.PFedNet(), in_epochs(1)),
+    "superfed, with twins": (ps.SuPerFed(after=1), in_epochs(1)),
 }
 
 
 @pytest.mark.parametrize(("algorithm", "want"), STEPS.values(), ids=STEPS.keys())
 def test_recorded_steps_are_those_of_the_optimiser(algorithm, want):
-    network = Network(UNet(filters=(2, 4, 4)).build(dims=2, modalities=1, outputs=1, seed=0), TRAIN)
+    network = Network(ps.UNet(filters=(2, 4, 4)).build(dims=2, modalities=1, outputs=1, seed=0), TRAIN)
     taken = Counter()
-    engine = Simulator(algorithm, {name: hospital(name, network, taken) for name in SIZES})
-    for r in run_rounds(algorithm, engine, network.start, Plan(rounds=ROUNDS), seed=0):
+    for r in play(algorithm, {name: hospital(name, network, taken) for name in SIZES}, ROUNDS).rounds:
         for name, did in r.record(0, {}, False).sites.items():
-            beside = 2 if isinstance(algorithm, FedRoD) else 1  # each head has an optimiser; both step on one batch
+            beside = 2 if isinstance(algorithm, ps.FedRoD) else 1  # each head has an optimiser; both step on one batch
             assert did.steps == want(name, r.index) == taken[name, r.index] / beside
             assert did.lr_sum > 0

@@ -99,7 +99,7 @@ def test_the_printed_algorithm_leaves_two(name):
 
 
 @pytest.mark.parametrize("sites", [4, 5, 6, 9])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_least_against_every_number_that_may_be_taken(sites, seed):
     apart = scattered(sites, seed)
     centre = max(range(sites), key=lambda i: apart[i].sum())
@@ -138,21 +138,13 @@ def test_few_sites():
         assert as_sets(around_outlier(three, 1)) == {frozenset(pair), frozenset({0, 1, 2} - pair)}
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_the_outlier_of_three_is_never_in_the_closest_pair(seed):
-    apart = scattered(3, seed)
-    alone = outlier(apart)
-    left = {i for members in around_outlier(apart) if members != (alone,) for i in members}
-    assert len(left) == 2 and inside(apart, [tuple(left)]) == apart[apart > 0].min()
-
-
 @pytest.mark.parametrize(("take", "sites"), [(4, 5), (-1, 5), (1, 2), (1, 1), ("most", 5)])
 def test_a_number_that_cannot_be_taken_is_refused(take, sites):
     with pytest.raises(ConfigError, match=f"take = {take!r} sites cannot join the outlier of {sites} sites"):
         around_outlier(scattered(sites, 0) if sites > 1 else [[0]], take)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(3, 8), st.integers(0, 1000), st.randoms(use_true_random=False))
 def test_the_order_of_the_sites_plays_no_part(sites, seed, random):
     apart = scattered(sites, seed)
@@ -295,7 +287,7 @@ def across(alike, halves):
     return max(alike[i, j] for i in halves[0] for j in halves[1])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.integers(2, 7), st.integers(0, 10**6), st.sampled_from([1, 2, 3, 8]), st.booleans())
 def test_single_linkage_parts_sites_as_well_as_any_of_all_bipartitions(sites, seed, dims, ties):
     updates = np.random.default_rng(seed).normal(size=(sites, dims))
@@ -325,12 +317,6 @@ def test_complete_linkage_misses_the_least_similarity_across():
         alike = updates @ updates.T
         worse += bipartition(alike, "complete")[1] > bipartition(alike)[1] + 1e-12
     assert 100 < worse < 160
-
-
-def test_two_populations_are_parted_by_either_linkage():
-    signs = np.array([1, -1, 1, 1, -1])
-    for linkage_of in ("single", "complete"):
-        assert bipartition(np.outer(signs, signs), linkage_of) == (((0, 2, 3), (1, 4)), -1.0)
 
 
 @pytest.mark.parametrize(

@@ -179,14 +179,13 @@ def test_what_cannot_be_clustered_is_refused(use, sentence):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"percentiles": (98, 2)}, {"components": 0}, {"components": ()}, {"components": (3, 0)}, {"restarts": 0},
-     {"dimensions": 0}, {"reg": 0.0}, {"tolerance": 0.0}, {"fewest": -1}, {"iterations": 0}],
-    ids=str,
+    ("name", "wrong"),
+    [("percentiles", (98, 2)), ("components", 0), ("components", ()), ("components", (3, 0)), ("restarts", 0),
+     ("dimensions", 0), ("reg", 0.0), ("tolerance", 0.0), ("fewest", -1), ("iterations", 0)],
 )  # fmt: skip
-def test_settings_that_mean_nothing_are_refused(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        Settings(**wrong)
+def test_settings_that_mean_nothing_are_refused(name, wrong):
+    with pytest.raises(ConfigError, match=name):
+        Settings(**{name: wrong})
 
 
 # Percentiles by counting.
@@ -252,7 +251,7 @@ def test_nothing_is_counted_more_finely_than_asked_for():
 # The federated fit.
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_federated_is_pooled_on_planted_clusters(seed):
     x, truth, sites = planted(seed)
     state = fed.federated(sites, Settings(components=6))
@@ -295,13 +294,8 @@ def test_an_exchange_is_an_iteration_of_scikit_learn():
 def test_when_a_fit_ends():
     _, _, sites = planted(2, apart=5.0)
     lengths = {}
-    for name, value in [
-        ("iterations", 1),
-        ("iterations", 4),
-        ("tolerance", 1.0),
-        ("tolerance", 1e-2),
-        ("tolerance", 1e-4),
-    ]:
+    ends = [("iterations", 1), ("iterations", 4), ("tolerance", 1.0), ("tolerance", 1e-2), ("tolerance", 1e-4)]
+    for name, value in ends:
         start = until("mixtures", sites, Settings(**{name: value}))
         end = fed.federated(sites, start.settings)
         lengths[name, value] = end.exchanges - start.exchanges - 1  # the last compares restarts
@@ -330,11 +324,6 @@ def test_the_planted_number_has_the_least_bic(fewest):
     assert min(state.bic, key=lambda entry: entry[1])[0] == 6 and [k for k, _ in state.bic] == list(range(3, 10))
     assert dict(state.bic)[6] == pytest.approx(state.mixture.bic(x), rel=1e-9)
     assert adjusted_rand_score(truth, state.mixture.assign(x)) >= 0.99
-
-
-def test_a_clear_structure_is_found_by_one_site_alone():
-    x, truth, _ = planted(6)
-    assert adjusted_rand_score(truth, fed.federated({"a": x}, Settings(components=6)).mixture.assign(x)) >= 0.99
 
 
 # What leaves a site.
@@ -433,7 +422,7 @@ def test_if_nobody_answers_all_are_asked_again():
         state = exchanged(state, sites)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(0, 50), st.permutations(range(4)))
 def test_the_order_of_the_sites_plays_no_part(seed, order):
     _, _, sites = planted(seed, (40, 30, 20), 8, apart=6.0, sites=4)

@@ -76,15 +76,6 @@ def test_voxel_accuracy_needs_a_class_for_every_voxel():
     assert math.isnan(averaged(COUNTS, "accuracy", PER_CLIENT))
 
 
-def test_everybody_answers_its_own_majority():
-    """1 : 4 at half of the clients, 4 : 1 at the others: chance level per client, 80 % pooled."""
-    clients = [of_classes([(k, k)] * 4 + [(k, 1 - k)]) for k in (0, 1, 0, 1)]
-    per_client = {"accuracy": 0.8, "balanced_accuracy": 0.5, "f1": 4 / 9, "sensitivity": 0.5, "specificity": 0.5}
-    for measure, value in per_client.items():
-        assert averaged(clients, measure) == pytest.approx(value)
-        assert averaged(clients, measure, POOLED) == pytest.approx(0.8)
-
-
 def test_a_classification_by_hand():
     """Three classes; the second client has no case of the last one and never predicts it."""
     one = of_classes([(0, 0), (0, 0), (1, 0), (1, 1), (2, 1), (2, 2)])

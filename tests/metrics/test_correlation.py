@@ -21,13 +21,8 @@ def test_without_variation_or_with_two_units_there_is_no_correlation():
     assert all(map(isnan, interval([1, 1, 1, 1], [1, 2, 3, 4])))
 
 
-def test_the_interval_widens_with_the_scatter_of_the_units():
-    x = list(range(14))
-    scattered = [v + 6 * (-1) ** v for v in x]
-    assert interval(x, x) == (pytest.approx(1), pytest.approx(1))
-    low, high = interval(x, scattered)
-    assert low < correlation(x, scattered) < high < 1
-    assert interval(x, scattered) == (low, high)  # the same resamples
+def test_the_interval_of_a_line_is_a_point():
+    assert interval(range(14), range(14)) == (pytest.approx(1), pytest.approx(1))
 
 
 @pytest.mark.parametrize("kind", ["pearson", "spearman"])
@@ -42,10 +37,3 @@ def test_the_interval_is_that_of_scipy(kind):
         method="percentile", rng=np.random.default_rng(4),
     ).confidence_interval  # fmt: skip
     assert ours == pytest.approx(tuple(theirs), abs=0.05)
-
-
-def test_the_interval_holds_a_true_correlation_of_zero_about_as_often_as_it_says():
-    rng = np.random.default_rng(1)
-    draws = [(rng.normal(size=16), rng.normal(size=16)) for _ in range(200)]
-    bounds = [interval(x, y, draws=500) for x, y in draws]
-    assert 0.88 <= np.mean([low <= 0 <= high for low, high in bounds]) <= 0.99

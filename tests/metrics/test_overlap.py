@@ -23,7 +23,7 @@ def pair(seed):
     return [rng.random(shape) < rng.choice([0, 0.05, 0.5, 1]) for _ in range(2)]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(seeds)
 def test_counts_are_those_of_scikit_learn_however_arrays_lie(seed):
     predicted, truth = pair(seed)
@@ -53,14 +53,14 @@ class Elsewhere:
         return self.tensor & other.tensor
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(seeds)
 def test_a_device_counts_for_itself(seed):
     masks = pair(seed)
     assert overlap(*(Elsewhere(torch.from_numpy(m)) for m in masks)) == overlap(*masks)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(seeds)
 def test_dice_and_iou_are_those_of_monai(seed):
     rng = np.random.default_rng(seed)

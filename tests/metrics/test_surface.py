@@ -1,8 +1,7 @@
 """Surface distances against MONAI and against all pairs of surface voxels, on every way to the answer."""
 
 import math
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -51,15 +50,11 @@ def sheet(rng, shape):
     return found & (rng.random(shape) < rng.choice([0.3, 1.0]))
 
 
-def full(rng, shape):
-    return np.ones(shape, bool)
+def constant(rng, shape):
+    return np.full(shape, rng.random() < 0.5)
 
 
-def empty(rng, shape):
-    return np.zeros(shape, bool)
-
-
-KINDS = (noise, blob, border, voxel, sheet, full, empty)
+KINDS = (noise, blob, border, voxel, sheet, constant, constant)
 
 
 def draw(seed, axes=None, most=12):
@@ -111,7 +106,7 @@ WAYS = {  # what the choice between the ways costs, and how many columns are loo
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(deadline=None, max_examples=600)
+@settings(deadline=None, max_examples=150)
 @given(seeds)
 def test_all_pairs(way, seed):
     masks = draw(seed, most=8)
@@ -123,7 +118,7 @@ def test_all_pairs(way, seed):
     surface._around.cache_clear()
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=100)
 @given(seeds)
 def test_tensors_give_the_same(seed):
     predicted, truth, spacing = draw(seed)
@@ -132,7 +127,7 @@ def test_tensors_give_the_same(seed):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # MONAI's own
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(seeds, st.sampled_from([2, 3]), st.sampled_from([0.0, 1.0, 2.5]))
 def test_monai(seed, axes, tolerance):
     predicted, truth, spacing = draw(seed, axes)
@@ -177,27 +172,19 @@ def test_long_columns(length):
 def test_memory_layout_does_not_matter():
     predicted, truth, spacing = draw(5, 3)
     assert len(set(predicted.shape)) == 3
-    expected = brute(predicted, truth, spacing)
-    apart = np.repeat(predicted, 2, 2)[..., ::2]
-    for a, b in (
-        (np.asfortranarray(predicted), np.asfortranarray(truth)),
-        (predicted, np.asfortranarray(truth)),
-        (apart, truth),
-        (predicted.astype(np.uint8), truth.astype(np.uint8)),
-    ):
+    expected, turned = brute(predicted, truth, spacing), np.asfortranarray(truth)
+    apart, small = np.repeat(predicted, 2, 2)[..., ::2], predicted.astype(np.uint8)
+    pairs = (np.asfortranarray(predicted), turned), (predicted, turned), (apart, truth), (small, truth.astype(np.uint8))
+    for a, b in pairs:
         a.setflags(write=False)
         agree(surfaces(a, b, spacing), expected)
 
 
-def test_many_at_once():
-    """Threads and processes do not disturb one another."""
+def test_threads_do_not_disturb_one_another():
     masks = [draw(seed, 3, most=30) for seed in range(40)]
-    alone = [surfaces(*m) for m in masks]
     with ThreadPoolExecutor(4) as threads:
         together = list(threads.map(surfaces, *zip(*masks, strict=True)))
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as processes:
-        together += processes.map(surfaces, *zip(*masks, strict=True), chunksize=20)
-    for found, expected in zip(together, alone * 2, strict=True):
+    for found, expected in zip(together, (surfaces(*m) for m in masks), strict=True):
         np.testing.assert_array_equal(found.to_truth, expected.to_truth)
         np.testing.assert_array_equal(found.to_predicted, expected.to_predicted)
 

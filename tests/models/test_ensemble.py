@@ -3,16 +3,14 @@
 import pytest
 import torch
 
+import polysite as ps
 from polysite.config import dump, parse
 from polysite.errors import ConfigError
-from polysite.models.densenet import DenseNet
 from polysite.models.ensemble import Ensemble, joined
 from polysite.models.ensemble_network import EnsembleNetwork
-from polysite.models.unet import UNet
 from polysite.training.network import Network
-from polysite.training.settings import Train
 
-TINY, WIDER = UNet(filters=(2, 4, 4)), UNet(filters=(4, 4, 4))
+TINY, WIDER = ps.UNet(filters=(2, 4, 4)), ps.UNet(filters=(4, 4, 4))
 
 
 class Constant(torch.nn.Module):
@@ -35,7 +33,7 @@ def test_the_mean_of_known_logits():
 
 def test_members_keep_their_parameters_under_names_of_their_own():
     model, shape = Ensemble((TINY, WIDER)), {"dims": 3, "modalities": 2, "outputs": 1}
-    train = Train(device="cpu")
+    train = ps.Train(device="cpu")
     nets = [Network(m.build(**shape, seed=k), train) for k, m in enumerate(model.members)]
     whole = Network(model.build(**shape, seed=7), train)
     tree = joined([net.start for net in nets])
@@ -58,11 +56,11 @@ def test_an_ensemble_survives_its_file_and_refuses_nonsense():
             "model.members": '[{ name = "unet_small" }, { name = "unet", filters = [2, 4, 4] }]',
         },
     )
-    assert study.model == Ensemble((UNet(filters=(16, 32, 64, 128)), TINY)) and study.model.divisor == 8
+    assert study.model == Ensemble((ps.UNet(filters=(16, 32, 64, 128)), TINY)) and study.model.divisor == 8
     assert parse(dump(study, notes=True)) == study
     for members, words in (
         ((TINY,), "at least two networks, model.members has 1"),
-        ((TINY, DenseNet()), "classification and for segmentation; an ensemble has one task"),
+        ((TINY, ps.DenseNet()), "classification and for segmentation; an ensemble has one task"),
         ((TINY, Ensemble((TINY, TINY))), "no member of an ensemble"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal, localcontext
 from itertools import product
@@ -43,15 +44,8 @@ def agree(found, expected, relative=1e-6, absolute=1e-12):
 
 
 def test_names():
-    families = [name.split("_")[0] for name in NAMES]
-    assert {f: families.count(f) for f in families} == {
-        "firstorder": 18,
-        "glcm": 24,
-        "gldm": 14,
-        "glrlm": 16,
-        "glszm": 16,
-        "ngtdm": 5,
-    }
+    families = Counter(name.split("_")[0] for name in NAMES)
+    assert families == {"firstorder": 18, "glcm": 24, "gldm": 14, "glrlm": 16, "glszm": 16, "ngtdm": 5}
     assert all(set(found) == set(NAMES) for found in REFERENCE.values())
 
 
@@ -128,7 +122,7 @@ def by_definition(levels):
     return pairs, runs, zones, dependence, differs
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.integers(0, 2**32 - 1))
 def test_matrices_by_definition(seed):
     rng = np.random.default_rng(seed)
@@ -145,11 +139,9 @@ def test_matrices_by_definition(seed):
     if len(some) == len(pairs):  # else lines with gaps come in, which PyRadiomics counts
         emphasis = [np.mean([level**2 * length**2 for level, length in r]) for r in runs.values()]
         assert found["glrlm_LongRunHighGrayLevelEmphasis"] == pytest.approx(np.mean(emphasis))
-    for name, sizes in (
-        ("glszm_SmallAreaHighGrayLevelEmphasis", zones),
-        ("gldm_SmallDependenceHighGrayLevelEmphasis", dependence),
-    ):
-        assert found[name] == pytest.approx(np.mean([level**2 / size**2 for level, size in sizes]))
+    for name, sizes in (("glszm_SmallArea", zones), ("gldm_SmallDependence", dependence)):
+        emphasis = np.mean([level**2 / size**2 for level, size in sizes])
+        assert found[f"{name}HighGrayLevelEmphasis"] == pytest.approx(emphasis)
     count = {level: (image[mask] - image[mask].min() + 1 == level).sum() for level in differs}
     coarse = sum(count[level] / mask.sum() * d for level, d in differs.items())
     assert found["ngtdm_Coarseness"] == pytest.approx(1 / coarse if coarse else 1e6)
@@ -160,7 +152,7 @@ BINS = Settings(bin_width=0.3)
 EXPECTED = features(**TEXTURE, settings=BINS)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=12)
 @given(
     st.permutations(range(3)),
     st.lists(st.sampled_from([1, -1]), min_size=3, max_size=3),
@@ -203,14 +195,6 @@ def test_bins_of_a_whole_dataset():
     assert by_dataset - by_image == pytest.approx(np.digitize(0.65, edges) - 1, abs=1e-9)
     above = features(noise + 100, mask, settings=CC359)  # everything in the last bin
     assert above["firstorder_Entropy"] == pytest.approx(0, abs=1e-12)
-
-
-def test_the_number_of_threads_does_not_matter():
-    volume = VOLUMES["large"]
-    arrays, options = asked(volume)
-    alone = features(*arrays, **options, threads=1)
-    for threads in (2, 3, 7):
-        assert features(*arrays, **options, threads=threads) == alone
 
 
 def test_many_at_once():

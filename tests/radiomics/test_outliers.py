@@ -32,7 +32,7 @@ def outlying(values, sites=4):
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=64)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.lists(NUMBERS, min_size=4, max_size=40), st.integers(2, 5))
 def test_shared_numbers_are_those_of_the_pooled_table_to_the_last_bit(numbers, sites):
     values = np.array(numbers)[:, None] * np.ones(len(NAMES))

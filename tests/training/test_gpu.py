@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+import polysite as ps
 from polysite import assessment, study
-from polysite.algorithms.fedavg import FedAvg
-from polysite.algorithms.scaffold import Scaffold
-from polysite.algorithms.server_optimisers import Adam
 from polysite.config import parse
 from polysite.data.case import Case
 from polysite.engines.rounds import run_rounds
@@ -17,9 +15,8 @@ from polysite.errors import DataError
 from polysite.metrics.measures import measure
 from polysite.metrics.surface import surfaces
 from polysite.models import MODELS
-from polysite.models.encoders import Bundled, Embedder, MedicalNet
+from polysite.models.encoders import Embedder
 from polysite.models.resnet3d import ResNet18
-from polysite.models.unet import UNet
 from polysite.payload import Payload
 from polysite.site import Budget
 from polysite.training.gpu_steps import GpuSteps
@@ -53,7 +50,7 @@ def leaves(payload):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [FedAvg(), FedAvg(server=Adam()), Scaffold()], ids=["fedavg", "fedadam", "scaffold"]
+    "algorithm", [ps.FedAvg(), ps.FedAvg(server=ps.Adam()), ps.Scaffold()], ids=["fedavg", "fedadam", "scaffold"]
 )
 def test_models_never_leave_the_device(algorithm):
     chosen = replace(parse(STUDY), algorithm=algorithm)
@@ -97,7 +94,7 @@ def test_a_study_runs_and_resumes(tmp_path):
 
 
 def test_a_step_that_is_captured_in_one_run_and_compiled_in_the_next_keeps_its_loss():
-    net = UNet(filters=(16, 32, 32)).build(dims=3, modalities=2, outputs=1, seed=1).cuda()
+    net = ps.UNet(filters=(16, 32, 32)).build(dims=3, modalities=2, outputs=1, seed=1).cuda()
     loss = CaseLoss(Outline(), "dice")
     x = torch.randn(4, 2, 32, 32, 32, generator=torch.Generator().manual_seed(0)).cuda()
     y = (x[:, :1] > 0.5).float()
@@ -158,11 +155,11 @@ def test_volumes_are_segmented_and_classified_on_the_gpu(exclusive, tmp_path):
 @pytest.mark.parametrize("name", ["bundled", "medicalnet"])
 def test_embeddings_are_those_of_the_cpu(name, tmp_path):
     """In batches and one by one, of equal and of different sizes."""
-    encoder = Bundled()
+    encoder = ps.Bundled()
     if name == "medicalnet":
         torch.manual_seed(0)
         torch.save({"state_dict": {f"module.{k}": v for k, v in ResNet18().state_dict().items()}}, tmp_path / "r.pth")
-        encoder = MedicalNet(str(tmp_path / "r.pth"))
+        encoder = ps.MedicalNet(str(tmp_path / "r.pth"))
     rng = np.random.default_rng(0)
     volumes = [rng.normal(size=s).astype(np.float32) for s in [(40, 40, 40)] * 5 + [(24, 50, 30), (3, 4, 5), (60, 60)]]
     there, here = Embedder(encoder, "cuda", 4), Embedder(encoder, "cpu")

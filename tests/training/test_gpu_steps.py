@@ -27,6 +27,14 @@ def net():
     return UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, outputs=1, seed=1)
 
 
+@pytest.fixture
+def compiled(monkeypatch):
+    """What torch is asked to compile, and leaves as it is."""
+    found = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: found.append(function) or function)
+    return found
+
+
 def batch(count, seed=0):
     drawn = torch.Generator().manual_seed(seed)
     x = torch.randn(count, 2, 8, 8, 8, generator=drawn)
@@ -44,21 +52,26 @@ def plain(net, x, y):
     return loss.detach(), gradients(net)
 
 
+def take(steps, times, loss=LOSS):
+    for _ in range(times):
+        steps.backward(*batch(2), loss, 2)
+
+
+def close(net, wanted):
+    for mine, theirs in zip(gradients(net), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("compiled")
 def test_compiled_steps_have_the_gradients_of_plain_ones_also_of_incomplete_batches(net, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     expected = [plain(net, *batch(count, seed)) for seed, count in enumerate((4, 3, 4, 1))]
     steps = GpuSteps(net, False, True, 0)
     for seed, (count, (loss, wanted)) in enumerate(zip((4, 3, 4, 1), expected, strict=True)):
-        value = steps.backward(*batch(count, seed), LOSS, 4)
-        assert value == pytest.approx(float(loss), abs=1e-6)
-        for mine, theirs in zip(gradients(net), wanted, strict=True):
-            torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
-    assert (
-        steps.compiled
-        and len(steps._steps) == 2
-        and all(steps.mark(step.kind).exists() for step in steps._steps.values())
-    )
+        assert steps.backward(*batch(count, seed), LOSS, 4) == pytest.approx(float(loss), abs=1e-6)
+        close(net, wanted)
+    assert steps.compiled and len(steps._steps) == 2
+    assert all(steps.mark(step.kind).exists() for step in steps._steps.values())
     assert len(steps.idle) == 10 and all(p.grad is zero for p, zero in steps.idle.items())
 
 
@@ -79,57 +92,44 @@ def test_a_run_compiles_if_the_steps_that_are_left_save_more_than_compiling_take
     assert GpuSteps(net, False, True, 0).pays(0.0, "kind") and not GpuSteps(net, False, False, 10**9).pays(1.0, "kind")
 
 
-def test_a_later_run_compiles_a_step_that_earlier_runs_did_not_have(net, monkeypatch):
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+def test_a_later_run_compiles_a_step_that_earlier_runs_did_not_have(net, compiled, monkeypatch):
     monkeypatch.setattr(gpu_steps, "GAIN", 1e9)  # every step that is left pays
-    steps = GpuSteps(net, False, "auto", 12, later=12)
-    for _ in range(12):
-        steps.backward(*batch(2), LOSS, 2)
+    steps, other = GpuSteps(net, False, "auto", 12, later=12), CaseLoss(Outline(), "dice_ce")
+    take(steps, 12)
     assert len(compiled) == 1
     steps.begin(12, 0)
-    other = CaseLoss(Outline(), "dice_ce")
-    for _ in range(8):
-        steps.backward(*batch(2), other, 2)
+    take(steps, 8, other)
     assert len(compiled) == 1
-    steps.backward(*batch(2), other, 2)
+    take(steps, 1, other)
     assert len(compiled) == 2 and steps.counts.total() == steps.taken == 21
 
 
-def test_what_did_not_pay_in_one_run_is_reconsidered_in_the_next(net, monkeypatch):
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+def test_what_did_not_pay_in_one_run_is_reconsidered_in_the_next(net, compiled):
     steps = GpuSteps(net, False, "auto", 12)
-    for _ in range(12):
-        steps.backward(*batch(2), LOSS, 2)
-    assert not compiled
+    take(steps, 12)
     steps.begin(10**9, 0)
-    for _ in range(8):
-        steps.backward(*batch(2), LOSS, 2)
+    take(steps, 8)
     assert not compiled
-    steps.backward(*batch(2), LOSS, 2)
+    take(steps, 1)
     assert len(compiled) == 1
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_captured_step_that_a_later_run_compiles_keeps_its_loss_and_gradients(net, monkeypatch):
     """The memory of the step is allocated twice then; the weights of its cases must be set in both."""
     loss, wanted = plain(net, *batch(2))
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(gpu_steps, "_captured", lambda weights, run: run)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     steps = GpuSteps(net, False, "auto", 12)
     steps.device = torch.device("cuda")  # where small steps are captured
-    for _ in range(12):
-        assert steps.backward(*batch(2), LOSS, 2) == pytest.approx(float(loss), abs=1e-6)
-    (step,) = steps._steps.values()
-    assert step.run is not None and not step.compiled
-    steps.begin(10**9, 0)
-    for _ in range(12):
-        assert steps.backward(*batch(2), LOSS, 2) == pytest.approx(float(loss), abs=1e-6)
-    assert step.compiled
-    for mine, theirs in zip(gradients(net), wanted, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
+    for later in (False, True):
+        for _ in range(12):
+            assert steps.backward(*batch(2), LOSS, 2) == pytest.approx(float(loss), abs=1e-6)
+        (step,) = steps._steps.values()
+        assert bool(step.compiled) == later and (later or step.run is not None)
+        steps.begin(10**9, 0)
+    close(net, wanted)
 
 
 def test_steps_are_captured_again_when_the_parameters_have_moved(net):
@@ -190,19 +190,15 @@ def test_without_a_compiler_a_run_goes_on_uncompiled_unless_compiling_was_wanted
         GpuSteps(net, False, True, 0).backward(*batch(2), LOSS, 2)
 
 
-def test_one_process_compiles_and_the_others_go_on_until_the_kernels_are_on_disk(net, monkeypatch):
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+def test_one_process_compiles_and_the_others_go_on_until_the_kernels_are_on_disk(net, compiled):
     steps = GpuSteps(net, False, "auto", 10**9)
-    steps.backward(*batch(2), LOSS, 2)
+    take(steps, 1)
     (step,) = steps._steps.values()
     with GpuSteps(net, False, "auto", 10**9).turn(step.kind) as first:  # another process
         assert first
-        for _ in range(gpu_steps.PROBE + 5):
-            steps.backward(*batch(2), LOSS, 2)
+        take(steps, gpu_steps.PROBE + 5)
         assert not compiled
-    for _ in range(gpu_steps.LATER):
-        steps.backward(*batch(2), LOSS, 2)
+    take(steps, gpu_steps.LATER)
     assert len(compiled) == 1 and steps.compiled
     with GpuSteps(net, False, "auto", 0).turn(step.kind) as one, GpuSteps(net, False, "auto", 0).turn(step.kind) as two:
         assert one and two  # from disk, all at once

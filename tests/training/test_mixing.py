@@ -6,52 +6,25 @@ import numpy as np
 import pytest
 import torch
 
+import polysite as ps
 from polysite import tree
-from polysite.algorithms.fedprox import FedProx
-from polysite.algorithms.pfedme import PFedMe
-from polysite.algorithms.superfed import SuPerFed
 from polysite.data.case import Case
-from polysite.engines.plan import Plan
-from polysite.engines.rounds import run_rounds
-from polysite.engines.simulator import Simulator
-from polysite.models.densenet import DenseNet
-from polysite.models.unet import UNet
 from polysite.payload import Payload
 from polysite.site import Budget, Mix, Objective, Tilt
 from polysite.training.network import Network
-from polysite.training.settings import Train
 from polysite.training.tasks import Classify
 from polysite.training.torch_site import _MIXING, TorchSite
-
-PLAIN = Train(lr=0.05, gamma=1.0, weight_decay=0.0, patch=(8, 8, 8), augment="none", batch=2, device="cpu")
-
-
-def cases(n, seed=0, site="s"):
-    rng = np.random.default_rng(seed)
-    image = [rng.normal(size=(2, 10, 9, 8)).astype(np.float32) for _ in range(n)]
-    return [Case(site, f"{site}{i}", x, (x[:1] > 0.5).astype(np.uint8)) for i, x in enumerate(image)]
+from quadratic import play
+from tiny import PLAIN, TINY_DENSENET, site
 
 
-def site(train=PLAIN, n=5, name="s"):
-    net = Network(UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, outputs=1, seed=1), train)
-    return TorchSite(name, net, {"train": cases(n), "validation": cases(2, 1, "v")}, ["L"], train, 3)
-
-
-def pictures(train, name="s"):
+def pictures():
     """A site with a batch-normalised network."""
-    rng = np.random.default_rng(0)
-    found = [
-        Case(
-            "s",
-            f"{k}",
-            rng.normal(k % 2, 1 + k % 3, (1, 16, 16)).astype(np.float32),
-            np.eye(2, dtype=np.uint8)[k % 2],
-            (1.0, 1.0),
-        )
-        for k in range(6)
-    ]
-    net = Network(DenseNet(blocks=(2, 2), growth=4, features=8).build(dims=2, modalities=1, outputs=2, seed=0), train)
-    return TorchSite(name, net, {"train": found[:4], "validation": found[4:]}, ["a", "b"], train, 0, Classify())
+    rng, train = np.random.default_rng(0), replace(PLAIN, patch=(16, 16), batch=4)
+    drawn = [rng.normal(k % 2, 1 + k % 3, (1, 16, 16)).astype(np.float32) for k in range(6)]
+    found = [Case("s", str(k), x, np.eye(2, dtype=np.uint8)[k % 2], (1.0, 1.0)) for k, x in enumerate(drawn)]
+    net = Network(TINY_DENSENET.build(dims=2, modalities=1, outputs=2, seed=0), train)
+    return TorchSite("s", net, {"train": found[:4], "validation": found[4:]}, ["a", "b"], train, 0, Classify())
 
 
 def watched(s, **kw):
@@ -95,15 +68,14 @@ def test_minibatches_go_through_the_cases_as_epochs_do(n, patches):
 def test_pfedme_in_torch_descends_the_envelope():
     """One inner step from w: v = w - inner_lr g, so w_k = w - lr lam inner_lr g, with g of the first mini-batch."""
     s, w = site(), site().start
-    reply, memory = PFedMe(lam=2.0, lr=0.1, outer=1, inner_lr=0.3, inner=1).local(Payload(model=w), Payload(), s)
+    reply, memory = ps.PFedMe(lam=2.0, lr=0.1, outer=1, inner_lr=0.3, inner=1).local(Payload(model=w), Payload(), s)
     v = s.fit(w, budget=Budget(minibatch=0, steps=1, lr=0.3)).params
     for k in w:
         assert torch.allclose(memory["model"][k], v[k], atol=1e-7)
         assert torch.allclose(reply["model"][k], w[k] + 0.2 * (v[k] - w[k]), atol=1e-7)
 
 
-@pytest.mark.parametrize("by", ["model", "layer"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("by", "momentum"), [("model", 0.0), ("layer", 0.9)])
 def test_two_mixed_steps_are_those_of_automatic_differentiation(by, momentum):
     """The same objective written down as it stands, differentiated by torch through the mixture itself."""
     train = replace(PLAIN, momentum=momentum, weight_decay=0.01)
@@ -146,11 +118,7 @@ def test_two_mixed_steps_are_those_of_automatic_differentiation(by, momentum):
 def test_a_mixed_training_is_repeated_by_seed_site_and_round_and_spares_its_inputs():
     s, mix = site(), Mix(site().fresh, 2.0, "layer")
     before = {k: v.clone() for k, v in (*s.start.items(), *((f"t.{k}", v) for k, v in mix.twin.items()))}
-    one, again, other = (
-        s.at(1).fit(s.start, Objective(mix=mix)),
-        s.at(1).fit(s.start, Objective(mix=mix)),
-        s.at(2).fit(s.start, Objective(mix=mix)),
-    )
+    one, again, other = (s.at(round).fit(s.start, Objective(mix=mix)) for round in (1, 1, 2))
     assert Payload(a=one.params, b=one.twin) == Payload(a=again.params, b=again.twin)
     assert Payload(a=one.params) != Payload(a=other.params)
     assert all(torch.equal(before[k], v) for k, v in s.start.items())
@@ -176,13 +144,12 @@ def test_fresh_values_are_a_sites_own_and_the_same_in_every_round():
     assert Payload(w=s.fresh) == Payload(w=s.at(4).fresh) != Payload(w=t.fresh)
     alike = [tree.dot(x, y) / tree.norm(x) / tree.norm(y) for x, y in ((s.fresh, s.start), (s.fresh, t.fresh))]
     assert max(map(abs, alike)) < 0.1  # as of networks from different seeds
-    p = pictures(replace(PLAIN, patch=(16, 16)))
+    p = pictures()
     assert Payload(w=tree.statistics(p.fresh)) == Payload(w=tree.statistics(p.start))
 
 
 def test_calibrated_statistics_are_those_of_the_training_cases():
-    train = replace(PLAIN, patch=(16, 16), batch=4)
-    s = pictures(train)
+    s = pictures()
     w = s.fit(s.start, budget=Budget(epochs=3)).params
     found = s.calibrate(w)
     x = torch.stack([s._volumes[n][0] for n in s.cases("train")])
@@ -197,26 +164,24 @@ def test_calibrated_statistics_are_those_of_the_training_cases():
 
 
 def test_superfed_in_torch_trains_twins_after_its_first_rounds():
-    def played(algorithm, rounds):
-        engine = Simulator(algorithm, {"s": site(), "t": site(name="t", n=3)})
-        *_, end = run_rounds(algorithm, engine, site().start, Plan(rounds=rounds), seed=0)
-        return end, engine
+    def hospitals():
+        return {"s": site(), "t": site(name="t", n=3)}
 
-    (one, engine), (two, _) = played(SuPerFed(mu=0.2, after=2), 2), played(FedProx(mu=0.4), 2)
-    assert Payload(w=one.state.model) == Payload(w=two.state.model) and not any(engine.memories().values())
-    end, engine = played(SuPerFed(mu=0.2, after=1, choices=(0.0, 0.5, 1.0)), 3)
-    assert all("twin" in m for m in engine.memories().values())
-    sent = end.sent["s"]
-    for name, (served,) in engine.serve(2, dict.fromkeys(("s", "t"), sent)).models.items():
-        twin = engine.memories()[name]["twin"]
+    one, two = play(ps.SuPerFed(mu=0.2, after=2), hospitals(), 2), play(ps.FedProx(mu=0.4), hospitals(), 2)
+    assert Payload(w=one.state.model) == Payload(w=two.state.model) and not any(one.memories.values())
+    run = play(ps.SuPerFed(mu=0.2, after=1, choices=(0.0, 0.5, 1.0)), hospitals(), 3)
+    assert all("twin" in m for m in run.memories.values())
+    sent = run.last.sent["s"]
+    for name, (served,) in run.engine.serve(2, dict.fromkeys(("s", "t"), sent)).models.items():
+        twin = run.memories[name]["twin"]
         between = [{k: (1 - x) * sent["model"][k] + x * twin[k] for k in twin} for x in (0.0, 0.5, 1.0)]
         assert any(all(torch.allclose(served[k], b[k]) for k in b) for b in between)
 
 
 def test_superfed_serves_a_batch_normalised_network_with_statistics_of_its_mixture():
-    s = pictures(replace(PLAIN, patch=(16, 16)))
-    reply, memory = SuPerFed(after=0).local(Payload(model=s.start, twins=1), Payload(), s)
+    s = pictures()
+    reply, memory = ps.SuPerFed(after=0).local(Payload(model=s.start, twins=1), Payload(), s)
     assert set(memory["twin"]) == set(tree.trained(s.start))
-    ((served, _),) = SuPerFed(choices=(0.5,)).serve(Payload(model=reply["model"], twins=1), memory, s, ("4",))
+    ((served, _),) = ps.SuPerFed(choices=(0.5,)).serve(Payload(model=reply["model"], twins=1), memory, s, ("4",))
     assert Payload(w=served) == Payload(w=s.calibrate(served))
     assert Payload(w=tree.statistics(served)) != Payload(w=tree.statistics(reply["model"]))

@@ -10,23 +10,14 @@ import polysite as ps
 from polysite.config import build
 from polysite.data.case import Case
 from polysite.errors import ConfigError
-from polysite.models.unet import UNet
 from polysite.site import Balanced, Objective
 from polysite.training import patches
 from polysite.training.network import Network
-from polysite.training.patches import (
-    Patches,
-    labelled_voxels,
-    labelled_window,
-    mixed_shares,
-    shares,
-    window,
-)
-from polysite.training.settings import Train
+from polysite.training.patches import Patches, labelled_voxels, labelled_window, mixed_shares, shares, window
 from polysite.training.torch_site import TorchSite
 
 SPACE, PATCH = (12, 10, 8), (4, 4, 4)
-TRAIN = Train(patch=(8, 8, 8), augment="none", batch=2, device="cpu")
+TRAIN = ps.Train(patch=(8, 8, 8), augment="none", batch=2, device="cpu")
 
 
 def volume():
@@ -94,11 +85,9 @@ def test_shares_of_labels_in_patches_around_labels_are_those_of_all_of_them():
 
 
 def site(train, name="s"):
-    drawn = rng(2)
-    cases = [
-        Case(name, str(k), drawn.normal(size=(1, *SPACE)).astype(np.float32), volume()[:2].numpy()) for k in range(3)
-    ]
-    net = Network(UNet(filters=(2, 4, 4)).build(dims=3, modalities=1, outputs=2, seed=1), train)
+    drawn, label = rng(2), volume()[:2].numpy()
+    cases = [Case(name, str(k), drawn.normal(size=(1, *SPACE)).astype(np.float32), label) for k in range(3)]
+    net = Network(ps.UNet(filters=(2, 4, 4)).build(dims=3, modalities=1, outputs=2, seed=1), train)
     return TorchSite(name, net, {"train": cases}, ["large", "small"], train, 3)
 
 
@@ -132,10 +121,10 @@ def test_a_balanced_loss_knows_the_patches_that_it_is_trained_on():
 
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ConfigError, match=r"train\.foreground must lie in \[0, 1\], got 1\.5"):
-        Train(foreground=1.5)
+        ps.Train(foreground=1.5)
     classes = {"model": "densenet_small", "train": {"foreground": 0.3}}
     with pytest.raises(
         ConfigError, match=r"train\.foreground = 0\.3 chooses patches by labelled voxels, but this model"
     ):
         build(classes)
-    assert ps.Study(train=Train(foreground=0.33), then=({"algorithm": "fine_tune", "train": {"foreground": 0.0}},))
+    assert ps.Study(train=ps.Train(foreground=0.33), then=({"algorithm": "fine_tune", "train": {"foreground": 0.0}},))

@@ -4,32 +4,23 @@ import numpy as np
 import pytest
 import torch
 
+import polysite as ps
 from polysite import tree
-from polysite.algorithms.fedabc import FedABC
-from polysite.algorithms.fedper import FedPer
-from polysite.algorithms.fedrep import FedRep
-from polysite.algorithms.fedrod import FedRoD
-from polysite.algorithms.moon import Moon
-from polysite.algorithms.superfed import SuPerFed
 from polysite.data.case import Case
-from polysite.engines.plan import Plan
-from polysite.engines.rounds import run_rounds
-from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
-from polysite.models.unet import UNet
 from polysite.training.gpu_steps import GpuSteps, can_accelerate
 from polysite.training.network import Network
-from polysite.training.settings import Train
 from polysite.training.supervision import coarser, supervised
 from polysite.training.tasks import CaseLoss, Exclusive, Outline
 from polysite.training.torch_site import TorchSite
+from quadratic import play
 
 FILTERS = (2, 4, 4, 4)
-TRAIN = Train(lr=0.1, patch=(16, 16, 16), augment="none", batch=2, device="cpu")
+TRAIN = ps.Train(lr=0.1, patch=(16, 16, 16), augment="none", batch=2, device="cpu")
 
 
 def build(heads, outputs=1, dims=3):
-    return UNet(FILTERS, deep_supervision=heads).build(dims=dims, modalities=2, outputs=outputs, seed=1)
+    return ps.UNet(FILTERS, deep_supervision=heads).build(dims=dims, modalities=2, outputs=outputs, seed=1)
 
 
 def batch(count=2, dims=3):
@@ -106,13 +97,20 @@ def site(name, heads, task):
     return TorchSite(name, net, {"train": cases, "validation": cases[:1]}, ["L"], TRAIN, 0, task)
 
 
-@pytest.mark.parametrize("algorithm", [FedPer(), FedRep(head_epochs=1), FedRoD(), FedABC(), Moon(), SuPerFed(after=1)])
-@pytest.mark.parametrize("task", [Outline(), Exclusive()], ids=["outline", "exclusive"])
+PERSONAL = {
+    "fedper": (ps.FedPer(), Outline()),
+    "fedrep": (ps.FedRep(head_epochs=1), Exclusive()),
+    "fedrod": (ps.FedRoD(), Outline()),
+    "fedabc": (ps.FedABC(), Exclusive()),
+    "moon": (ps.Moon(), Outline()),
+    "superfed": (ps.SuPerFed(after=1), Exclusive()),
+}
+
+
+@pytest.mark.parametrize(("algorithm", "task"), PERSONAL.values(), ids=PERSONAL.keys())
 def test_personalised_algorithms_train_all_heads(algorithm, task):
     sites = {name: site(name, 2, task) for name in ("a", "bb")}
-    start = sites["a"].start
-    *_, last = run_rounds(algorithm, Simulator(algorithm, sites), start, Plan(rounds=2), seed=0)
-    model = last.state.model
+    start, model = sites["a"].start, play(algorithm, sites, 2).state.model
     more = [k for k in model if k.startswith("decoder.supervision.")]
     assert len(more) == 4 and not any(torch.equal(model[k], start[k]) for k in more)
     assert set(sites["a"].score(start, ["0"])) == {"0"}
@@ -120,4 +118,4 @@ def test_personalised_algorithms_train_all_heads(algorithm, task):
 
 def test_as_many_heads_as_the_decoder_has_coarser_levels():
     with pytest.raises(ConfigError, match=r"model\.deep_supervision = 3: a U-Net of 4 resolutions has room for 0 to 2"):
-        UNet(FILTERS, deep_supervision=3)
+        ps.UNet(FILTERS, deep_supervision=3)

@@ -8,41 +8,19 @@ import torch
 from monai.inferers import sliding_window_inference
 from monai.metrics import compute_dice
 
-from polysite.algorithms.fedavg import FedAvg
-from polysite.algorithms.fednova import FedNova
-from polysite.algorithms.moon import Moon
-from polysite.algorithms.scaffold import Scaffold
-from polysite.algorithms.server_optimisers import Adam
+import polysite as ps
 from polysite.data.case import Case
-from polysite.engines.plan import Plan
-from polysite.engines.rounds import run_rounds
-from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.models import MODELS
-from polysite.models.densenet import DenseNet
 from polysite.models.names import GROUPS
-from polysite.models.unet import UNet
-from polysite.payload import Payload
 from polysite.site import Budget, CaseScore, Contrast, Objective, Tilt
 from polysite.training.losses import ExtraLosses, contrast
 from polysite.training.network import Network
-from polysite.training.settings import Train
 from polysite.training.tasks import Classify, Exclusive, Outline, check_loss
 from polysite.training.torch_site import TorchSite
 from polysite.tree import matches
-
-PLAIN = Train(lr=0.05, gamma=1.0, weight_decay=0.0, patch=(8, 8, 8), augment="none", batch=2, device="cpu")
-
-
-def cases(n, seed=0, site="s"):
-    rng = np.random.default_rng(seed)
-    image = [rng.normal(size=(2, 10, 9, 8)).astype(np.float32) for _ in range(n)]
-    return [Case(site, f"{site}{i}", x, (x[:1] > 0.5).astype(np.uint8)) for i, x in enumerate(image)]
-
-
-def site(train=PLAIN, n=5, seed=3, name="s"):
-    net = Network(UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, outputs=1, seed=1), train)
-    return TorchSite(name, net, {"train": cases(n), "validation": cases(2, 1, "v")}, ["L"], train, seed)
+from quadratic import play
+from tiny import PLAIN, TINY_DENSENET, TINY_UNET, cases, site
 
 
 class Line(torch.nn.Module):
@@ -75,9 +53,9 @@ def quadratic_site(name, slope, scale, train, task=None):
     ("train", "expected"),
     [
         (PLAIN, 3 - 0.05 * (4 * 2 + 0.7 + 0.3 * 2)),
-        (Train(**{**vars(PLAIN), "weight_decay": 0.1}), 3 - 0.05 * (4 * 2 + 0.7 + 0.3 * 2 + 0.1 * 3)),
-        (Train(**{**vars(PLAIN), "clip_gradients": 5.0}), 3 - 0.05 * (5 + 0.7 + 0.3 * 2)),
-        (Train(**{**vars(PLAIN), "clip_gradients": 8.1}), 3 - 0.05 * (4 * 2 + 0.7 + 0.3 * 2)),
+        (replace(PLAIN, weight_decay=0.1), 3 - 0.05 * (4 * 2 + 0.7 + 0.3 * 2 + 0.1 * 3)),
+        (replace(PLAIN, clip_gradients=5.0), 3 - 0.05 * (5 + 0.7 + 0.3 * 2)),
+        (replace(PLAIN, clip_gradients=8.1), 3 - 0.05 * (4 * 2 + 0.7 + 0.3 * 2)),
     ],
     ids=["plain", "weight decay belongs to F", "the gradient of F is clipped", "a shorter gradient is not"],
 )
@@ -105,7 +83,7 @@ def test_a_tilt_holds_what_its_anchor_names_and_nothing_else():
 
 @pytest.mark.parametrize("cases_on", ["device", "disk"])
 def test_a_sketch_is_the_mean_over_cases_of_what_numpy_finds(cases_on):
-    s, given = site(Train(**{**vars(PLAIN), "cases": cases_on})), cases(5)
+    s, given = site(replace(PLAIN, cases=cases_on)), cases(5)
     shares = np.mean([c.label.mean(axis=(1, 2, 3)) for c in given], axis=0)
     found = s.sketch("labels", s.cases("train"))
     assert found.dtype == np.float64 and found == pytest.approx(shares, abs=1e-12)
@@ -115,10 +93,9 @@ def test_a_sketch_is_the_mean_over_cases_of_what_numpy_finds(cases_on):
 
 
 def test_a_sketch_of_classes_and_of_one_modality():
-    kinds = np.eye(2, dtype=np.uint8)[[0, 1, 1, 1]]
+    kinds, train = np.eye(2, dtype=np.uint8)[[0, 1, 1, 1]], replace(PLAIN, patch=(16, 16))
     images = [Case("s", str(i), np.full((1, 16, 16), i, np.float32), kinds[i], (1.0, 1.0)) for i in range(4)]
-    train = Train(**{**vars(PLAIN), "patch": (16, 16)})
-    net = Network(DenseNet(blocks=(2, 2), growth=4, features=8).build(dims=2, modalities=1, outputs=2, seed=1), train)
+    net = Network(TINY_DENSENET.build(dims=2, modalities=1, outputs=2, seed=1), train)
     s = TorchSite("s", net, {"train": images}, ["a", "b"], train, 0, Classify())
     assert s.sketch("labels", s.cases("train")).tolist() == [0.25, 0.75]
     assert s.sketch("images", s.cases("train")) == pytest.approx([1.5, 0.0])
@@ -126,8 +103,7 @@ def test_a_sketch_of_classes_and_of_one_modality():
 
 def test_a_clipped_step_keeps_its_direction_and_has_the_largest_norm():
     free, clipped = (
-        s.fit(s.start, budget=Budget(steps=1)).params
-        for s in (site(), site(Train(**{**vars(PLAIN), "clip_gradients": 0.01})))
+        s.fit(s.start, budget=Budget(steps=1)).params for s in (site(), site(replace(PLAIN, clip_gradients=0.01)))
     )
     start = site().start
     moved, less = ({k: each[k] - start[k] for k in start} for each in (free, clipped))
@@ -138,9 +114,7 @@ def test_a_clipped_step_keeps_its_direction_and_has_the_largest_norm():
 
 
 def test_momentum_takes_the_tilt_into_its_buffer():
-    s = quadratic_site("a", 1.0, 2.0, Train(**{**vars(PLAIN), "momentum": 0.9}))
-    w = velocity = 0.0
-    w = 3.0
+    s, w, velocity = quadratic_site("a", 1.0, 2.0, replace(PLAIN, momentum=0.9)), 3.0, 0.0
     for _ in range(4):
         velocity = 0.9 * velocity + 4 * (w - 1) + 0.3 * (w - 2)
         w -= 0.05 * velocity
@@ -149,13 +123,11 @@ def test_momentum_takes_the_tilt_into_its_buffer():
 
 
 def test_the_rate_is_computed_from_the_round():
-    s = quadratic_site("a", 1.0, 2.0, Train(**{**vars(PLAIN), "gamma": 0.5}))
+    s = quadratic_site("a", 1.0, 2.0, replace(PLAIN, gamma=0.5))
     for r in (0, 3):
-        fit = s.at(r).fit(s.start, budget=Budget(steps=2))
-        rate = 0.05 * 0.5**r
-        assert fit.lr_sum == pytest.approx(2 * rate) and fit.params["w"].item() == pytest.approx(
-            1 + (1 - 4 * rate) ** 2 * 2, abs=1e-5
-        )
+        fit, rate = s.at(r).fit(s.start, budget=Budget(steps=2)), 0.05 * 0.5**r
+        assert fit.lr_sum == pytest.approx(2 * rate)
+        assert fit.params["w"].item() == pytest.approx(1 + (1 - 4 * rate) ** 2 * 2, abs=1e-5)
 
 
 @pytest.mark.parametrize(("momentum", "steps"), [(0.0, 7), (0.9, 9), (0.5, 1)])
@@ -176,11 +148,8 @@ def test_fednova_in_torch_forgets_how_often_a_site_stepped():
     """Small steps, ten times as many at b: FedNova rests at the optimum of the mean, FedAvg is drawn to b."""
     train = replace(PLAIN, lr=1e-3, momentum=0.9)
     a, b = quadratic_site("a", 0.0, 1.0, train), quadratic_site("b", 1.0, 2.0, replace(train, epochs=10))
-    ends = {}
-    for algorithm in (FedNova(), FedAvg()):
-        *_, last = run_rounds(algorithm, Simulator(algorithm, {"a": a, "b": b}), a.start, Plan(rounds=150), seed=0)
-        ends[type(algorithm)] = last.state.model["w"].item()
-    assert ends[FedNova] == pytest.approx(0.8, abs=0.02) and ends[FedAvg] > 0.95
+    nova, plain = (play(algorithm, {"a": a, "b": b}, 150).models()[-1] for algorithm in (ps.FedNova(), ps.FedAvg()))
+    assert nova == pytest.approx(0.8, abs=0.02) and plain > 0.95
 
 
 def test_the_contrast_is_the_one_on_paper():
@@ -206,7 +175,7 @@ def test_the_contrast_is_the_one_on_paper():
 
 def test_the_extra_loss_is_weight_times_the_mean_contrast_of_pooled_features():
     def net(seed):
-        return Network(UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, outputs=1, seed=seed), PLAIN)
+        return Network(TINY_UNET.build(dims=3, modalities=2, outputs=1, seed=seed), PLAIN)
 
     mine, near, far = net(1), net(2), net(3)
     x = torch.randn(3, 2, 8, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -246,66 +215,47 @@ def test_the_loss_that_is_trained_is_the_sum_and_the_one_that_is_told_is_the_sit
     assert fit.loss == plain.loss and any(not torch.equal(plain.params[k], fit.params[k]) for k in far)
 
 
-@pytest.mark.parametrize("model", [UNet(filters=(4, 8, 8)), DenseNet((2, 2), 4, 4)], ids=["unet", "densenet"])
-def test_a_contrast_moves_the_features_and_nothing_else(model):
+@pytest.mark.parametrize(
+    ("model", "task", "labels"), [(TINY_UNET, Outline(), ["L"]), (TINY_DENSENET, Classify(), ["no", "yes"])]
+)
+def test_a_contrast_moves_the_features_and_nothing_else(model, task, labels):
     """Weight zero changes no bit; a large weight brings the features nearer; near and far stay as they were."""
-    outlines = isinstance(model, UNet)
-    train = replace(PLAIN, patch=(16, 16, 16))
-    rng = np.random.default_rng(0)
+    train, rng = replace(PLAIN, patch=(16, 16, 16)), np.random.default_rng(0)
     shown = [rng.normal(size=(2, 16, 16, 16)).astype(np.float32) for _ in range(4)]
-    truth = [(x[:1] > 0.5) if outlines else np.eye(2)[i % 2] for i, x in enumerate(shown)]
+    truth = [(x[:1] > 0.5) if len(labels) == 1 else np.eye(2)[i % 2] for i, x in enumerate(shown)]
     made = [Case("s", str(i), x, y.astype(np.uint8)) for i, (x, y) in enumerate(zip(shown, truth, strict=True))]
-    net = Network(model.build(dims=3, modalities=2, outputs=1 if outlines else 2, seed=1), train)
-    task, labels = (Outline(), ["L"]) if outlines else (Classify(), ["no", "yes"])
+    net = Network(model.build(dims=3, modalities=2, outputs=len(labels), seed=1), train)
     s = TorchSite("s", net, {"train": made}, labels, train, 0, task)
     far = s.at(0).fit(s.start, budget=Budget(epochs=3)).params
     kept = {k: v.clone() for k, v in far.items()}
     plain = s.at(1).fit(s.start)
-    none = s.at(1).fit(s.start, Objective(extra=[Contrast(s.start, far, 0.0, 0.5)]))
+    none, much = (s.at(1).fit(s.start, Objective(extra=[Contrast(s.start, far, w, 0.5)])) for w in (0.0, 50.0))
     assert all(torch.equal(plain.params[k], none.params[k]) for k in kept) and plain.loss == none.loss
-    much = s.at(1).fit(s.start, Objective(extra=[Contrast(s.start, far, 50.0, 0.5)]))
     assert any(not torch.equal(plain.params[k], much.params[k]) for k in kept)
     assert all(torch.equal(far[k], kept[k]) for k in kept)
 
 
 def test_moon_in_torch_begins_as_fedavg():
     def model(algorithm, rounds):
-        sites = {n: site(name=n, seed=k) for k, n in enumerate("ab")}
-        *_, last = run_rounds(algorithm, Simulator(algorithm, sites), sites["a"].start, Plan(rounds=rounds), seed=0)
-        return torch.cat([v.flatten() for v in last.state.model.values()])
+        model = play(algorithm, {n: site(name=n, seed=k) for k, n in enumerate("ab")}, rounds).state.model
+        return torch.cat([v.flatten() for v in model.values()])
 
-    assert torch.equal(model(Moon(5.0), 1), model(FedAvg(), 1))
-    assert torch.equal(model(Moon(0.0), 3), model(FedAvg(), 3))
-    assert not torch.equal(model(Moon(5.0), 3), model(FedAvg(), 3))
-
-
-def test_running_statistics_are_never_given_to_an_adaptive_server():
-    net = Network(DenseNet((2, 2), 4, 4).build(dims=3, modalities=2, outputs=2, seed=1), PLAIN)
-    start = net.start
-    stats = [k for k in start if k.endswith("running_var")]
-    assert stats
-    replies = {i: Payload(model={k: v + 1 for k, v in start.items()}, weight=2) for i in "ab"}
-    algorithm = FedAvg(server=Adam(lr=0.5))
-    state = algorithm.merge(algorithm.init(start, ["a", "b"]), replies)
-    for k, v in state.model.items():
-        if k.endswith(("running_mean", "running_var")):
-            assert torch.allclose(v, start[k] + 1), k
-        else:
-            assert not torch.allclose(v, start[k] + 1), k
+    plain = model(ps.FedAvg(), 3)
+    assert torch.equal(model(ps.Moon(5.0), 1), model(ps.FedAvg(), 1))
+    assert torch.equal(model(ps.Moon(0.0), 3), plain) and not torch.equal(model(ps.Moon(5.0), 3), plain)
 
 
 def test_scaffold_in_torch_reaches_the_pooled_optimum():
-    train = Train(**{**vars(PLAIN), "epochs": 5})
+    train = replace(PLAIN, epochs=5)
     a = quadratic_site("a", 0.0, 1.0, train)  # curvature 1, optimum 0
     b = quadratic_site("b", 1.0, 2.0, train)  # curvature 4, optimum 1
-    *_, last = run_rounds(Scaffold(), Simulator(Scaffold(), {"a": a, "b": b}), a.start, Plan(rounds=150), seed=0)
-    assert last.state.model["w"].item() == pytest.approx(0.8, abs=1e-4)
+    assert play(ps.Scaffold(), {"a": a, "b": b}, 100).models()[-1] == pytest.approx(0.8, abs=1e-4)
 
 
 def test_fit_equals_a_loop_written_by_hand():
     s = site()
     fit = s.at(2).fit(s.start, budget=Budget(epochs=2))
-    net = UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, outputs=1, seed=1)
+    net = TINY_UNET.build(dims=3, modalities=2, outputs=1, seed=1)
     optimiser = torch.optim.SGD(net.parameters(), 0.05)
     for x, y in s.at(2)._batches((2, None), None):
         optimiser.zero_grad()
@@ -319,7 +269,7 @@ def test_fit_equals_a_loop_written_by_hand():
 
 
 def test_randomness_is_seed_site_and_round_alone():
-    train = Train(**{**vars(PLAIN), "augment": "full"})
+    train = replace(PLAIN, augment="full")
 
     def weights(s, r):
         return torch.cat([v.flatten() for v in s.at(r).fit(s.start).params.values()])
@@ -350,24 +300,19 @@ def test_fit_and_score_leave_their_inputs_alone():
     assert all(torch.equal(before[k], s.start[k]) for k in before)
 
 
-def test_losses_on_augmented_patches_differ_by_round():
+def test_losses_are_repeatable_and_per_case_and_those_on_augmented_patches_differ_by_round():
     s = site(replace(PLAIN, augment="full"))
     fixed, drawn = s.at(1).losses(s.start), s.at(1).losses(s.start, augmented=True)
+    assert set(fixed) == set(s.cases("train")) and all(0 < v <= 1 for v in fixed.values())
     assert fixed == s.at(2).losses(s.start) and drawn == s.at(1).losses(s.start, augmented=True)
     assert fixed != drawn != s.at(2).losses(s.start, augmented=True)
-
-
-def test_losses_are_repeatable_and_per_case():
-    s = site()
-    one, two = s.at(1).losses(s.start), s.at(5).losses(s.start)
-    assert one == two and set(one) == set(s.cases("train")) and all(0 < v <= 1 for v in one.values())
 
 
 def test_scores_are_those_of_monais_own_sliding_window_and_metric():
     s = site()
     scores = s.score(s.start, s.cases("validation"))
     assert set(scores) == {"v0", "v1"}
-    net = UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, outputs=1, seed=1).eval()
+    net = TINY_UNET.build(dims=3, modalities=2, outputs=1, seed=1).eval()
     for case in cases(2, 1, "v"):
         truth = torch.tensor(case.label)[None].float()
         with torch.inference_mode():
@@ -378,9 +323,9 @@ def test_scores_are_those_of_monais_own_sliding_window_and_metric():
 
 
 def test_flat_images_train_and_are_scored_like_volumes():
-    train = Train(**{**vars(PLAIN), "patch": (8, 8)})
+    train = replace(PLAIN, patch=(8, 8))
     flat = [Case("s", c.name, c.image[..., 0], c.label[..., 0], (1.0, 1.0)) for c in cases(4)]
-    net = Network(UNet(filters=(4, 8, 8)).build(dims=2, modalities=2, outputs=1, seed=1), train)
+    net = Network(TINY_UNET.build(dims=2, modalities=2, outputs=1, seed=1), train)
     s = TorchSite("s", net, {"train": flat[:3], "validation": flat[3:]}, ["L"], train, 0)
     assert s.fit(s.start, budget=Budget(epochs=20)).loss < s.fit(s.start).loss
     assert 0 <= s.score(s.start, s.cases("validation"))["s3"].labels["L"] <= 1
@@ -396,24 +341,17 @@ def test_a_lone_case_trains_as_it_would_without_its_copy():
 
 @pytest.mark.parametrize("optimiser", ["adam", "adamw"])
 def test_adam_where_allowed(optimiser):
-    train = Train(**{**vars(PLAIN), "optimiser": optimiser, "lr": 0.01})
+    train = replace(PLAIN, optimiser=optimiser, lr=0.01)
     s = site(train)
-    first, later = s.fit(s.start), s.fit(s.start, budget=Budget(epochs=10))
-    assert later.loss < first.loss
-    train.allow(FedAvg(), "fedavg")
-    with pytest.raises(ConfigError, match="plain SGD"):
-        train.allow(Scaffold(), "scaffold")
-
-
-def test_scaffold_refuses_momentum_with_a_sentence():
-    with pytest.raises(
-        ConfigError, match=r"scaffold is derived for plain SGD and would be wrong with train.momentum = 0.9"
-    ):
-        Train(momentum=0.9).allow(Scaffold(), "scaffold")
+    assert s.fit(s.start, budget=Budget(epochs=10)).loss < s.fit(s.start).loss
+    train.allow(ps.FedAvg(), "fedavg")
+    for wrong, says in ((train, "plain SGD"), (ps.Train(momentum=0.9), "would be wrong with train.momentum = 0.9")):
+        with pytest.raises(ConfigError, match=says):
+            wrong.allow(ps.Scaffold(), "scaffold")
 
 
 def test_divergence_is_said():
-    s = site(Train(**{**vars(PLAIN), "lr": 1e30}))
+    s = site(replace(PLAIN, lr=1e30))
     with pytest.raises(RunError, match="diverged at site 's' in round 0"):
         s.fit(s.start, budget=Budget(steps=5))
 
@@ -428,7 +366,7 @@ def test_a_site_without_training_cases_judges_but_does_not_train():
 def test_a_device_that_is_not_there_is_said():
     for name in ("cuda:63", "toaster"):
         with pytest.raises(ConfigError, match=r"train\.device"):
-            Network(Line(), Train(device=name))
+            Network(Line(), ps.Train(device=name))
 
 
 @pytest.mark.parametrize(
@@ -503,8 +441,8 @@ def test_cross_entropy_of_exclusive_labels():
 
 
 def test_overlapping_labels_are_refused_where_they_exclude_one_another():
-    train = Train(**{**vars(PLAIN), "exclusive": True})
-    net = Network(UNet(filters=(4, 8, 8)).build(dims=3, modalities=2, outputs=3, seed=1), train)
+    train = replace(PLAIN, exclusive=True)
+    net = Network(TINY_UNET.build(dims=3, modalities=2, outputs=3, seed=1), train)
     image = np.zeros((2, 8, 8, 8), np.float32)
     both = Case("s", "c", image, np.ones((2, 8, 8, 8), np.uint8))
     with pytest.raises(DataError, match="case 'c' of site 's': labels overlap"):
@@ -518,38 +456,30 @@ def test_overlapping_labels_are_refused_where_they_exclude_one_another():
 @pytest.mark.parametrize("dims", [2, 3])
 def test_images_are_classified(dims):
     """Bright against dark: learnt in a few steps, whatever the size of the image."""
-    train = Train(**{**vars(PLAIN), "patch": (16,) * dims, "augment": "full", "batch": 4})
-    rng = np.random.default_rng(0)
+    train, rng = replace(PLAIN, patch=(16,) * dims, augment="full", batch=4), np.random.default_rng(0)
 
     def picture(k):
         image = rng.normal(2.0 * (k % 2), 1, (1, *[16 + k % 3] * dims)).astype(np.float32)
         return Case("s", f"{k}", image, np.array([k % 2 == 0, k % 2 == 1], np.uint8), (1.0,) * dims)
 
-    pictures = [picture(k) for k in range(16)]
-    net = Network(
-        DenseNet(blocks=(2, 2), growth=4, features=8).build(dims=dims, modalities=1, outputs=2, seed=0), train
-    )
-    s = TorchSite(
-        "s", net, {"train": pictures[:8], "validation": pictures[8:]}, ["dark", "bright"], train, 0, Classify()
-    )
-    trained = s.fit(s.start, budget=Budget(epochs=25)).params
-    scores = s.score(trained, s.cases("validation"))
+    splits = {"train": [picture(k) for k in range(8)], "validation": [picture(k) for k in range(8, 16)]}
+    net = Network(TINY_DENSENET.build(dims=dims, modalities=1, outputs=2, seed=0), train)
+    s = TorchSite("s", net, splits, ["dark", "bright"], train, 0, Classify())
+    scores = s.score(s.fit(s.start, budget=Budget(epochs=25)).params, s.cases("validation"))
     assert np.mean([c.labels["accuracy"] for c in scores.values()]) >= 0.9
     assert all(c.labels["accuracy"] == (c.predicted == c.true) and c.true == int(n) % 2 for n, c in scores.items())
     assert Classify().loss("ce", torch.zeros(1, 2), torch.tensor([[0.0, 1.0]])).item() == pytest.approx(np.log(2))
     with pytest.raises(ConfigError, match="choose ce"):
-        TorchSite("s", net, {}, ["a", "b"], Train(**{**vars(train), "loss": "dice"}), 0, Classify())
+        TorchSite("s", net, {}, ["a", "b"], replace(train, loss="dice"), 0, Classify())
 
 
-def test_cases_on_disk_train_as_those_in_memory(tmp_path, monkeypatch):
-    def mapped(n, seed=0, site="s", cases=cases):
-        for c in cases(n, seed, site):
+def test_cases_on_disk_train_as_those_in_memory(tmp_path):
+    def mapped(*given):
+        for c in cases(*given):
             np.save(tmp_path / f"{c.name}.npy", c.image)
             yield replace(c, image=np.load(tmp_path / f"{c.name}.npy", mmap_mode="c"))
 
-    a = site()
-    monkeypatch.setitem(globals(), "cases", lambda *given: list(mapped(*given)))
-    b = site(Train(**{**vars(PLAIN), "cases": "disk"}))
+    a, b = site(), site(replace(PLAIN, cases="disk"), made=mapped)
     assert b._volumes["s0"][0].data_ptr() != a._volumes["s0"][0].data_ptr()
     one, two = (s.at(1).fit(s.start, budget=Budget(epochs=2)).params for s in (a, b))
     assert all(torch.equal(one[k], two[k]) for k in one)
@@ -557,11 +487,11 @@ def test_cases_on_disk_train_as_those_in_memory(tmp_path, monkeypatch):
 
 
 def test_several_patches_a_case_make_longer_epochs():
-    assert site(Train(**{**vars(PLAIN), "patches": 4}), n=5).fit(site().start).steps == 10
+    assert site(replace(PLAIN, patches=4), n=5).fit(site().start).steps == 10
 
 
 def test_a_window_of_its_own_for_whole_volumes():
-    s = site(Train(**{**vars(PLAIN), "window": (8, 8, 4)}))
+    s = site(replace(PLAIN, window=(8, 8, 4)))
     other = site().score(s.start, s.cases("validation"))
     assert s.score(s.start, s.cases("validation")) != other
 
@@ -570,7 +500,7 @@ def test_a_window_of_its_own_for_whole_volumes():
 def test_scores_that_cross_together_are_those_of_single_cases(task):
     """On a GPU the numbers of all cases cross to the host at once; here both ways are compared on a CPU."""
     labels = ["x", "y"]
-    net = Network(UNet(filters=(4, 4, 4)).build(dims=3, modalities=2, outputs=task.outputs(labels), seed=1), PLAIN)
+    net = Network(ps.UNet(filters=(4, 4, 4)).build(dims=3, modalities=2, outputs=task.outputs(labels), seed=1), PLAIN)
     images = [c.image for c in cases(3)]
     masks = [np.stack([x[0] > 0.5, (x[0] <= 0.5) & (x[1] > 0.5)]).astype(np.uint8) for x in images]
     held = [Case("s", str(k), x, y) for k, (x, y) in enumerate(zip(images, masks, strict=True))]

@@ -163,7 +163,7 @@ def exchanged(phase: Study, params: Tree, train: Mapping[str, int]) -> tuple[int
     except Exception:  # a user's algorithm may ask a site for what a stand-in lacks; the run itself reports mistakes
         return 0, 0, 0
     up = max((sum(load.up for load in each.values()) for each in loads), default=0)
-    together = phase.algorithm.needs == "each"
+    together = facts(phase.algorithm).needs == "each"
     return max(states), max(memories), int(up * phase.run.share) if together else 0
 
 
