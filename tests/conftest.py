@@ -1,18 +1,60 @@
-"""What every test shares: a cache and an evidence bank of its own, and where the real data lie."""
+"""What every test shares: caches and an evidence bank, finished runs, and where the real data lie."""
 
+from functools import lru_cache
+from itertools import count
 from pathlib import Path
 
 import pytest
 
+from polysite import study
+from polysite.config import dump
+from polysite.data import sources
+
 DATA = Path(__file__).parents[2] / "shared" / "data"
+
+sources.draw = lru_cache(128)(sources.draw)  # the same small phantoms are in most studies
+
+
+@pytest.fixture(scope="session")
+def places(tmp_path_factory):
+    """New names of folders; pytest's own search for the next number takes longer with every test."""
+    root = tmp_path_factory.mktemp("places")
+    return (root / str(number) for number in count())
+
+
+@pytest.fixture(scope="session")
+def common_cache(places):
+    return next(places)
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    place = tmp_path_factory.mktemp("cache")
+def homes(common_cache, places, monkeypatch):
+    """One cache for all tests, whose entries are keyed by content, and an evidence bank for each."""
+    monkeypatch.setenv("POLYSITE_CACHE", str(common_cache))
+    monkeypatch.setenv("POLYSITE_EVIDENCE", str(next(places)))
+
+
+@pytest.fixture
+def cache(places, monkeypatch):
+    """An empty cache of the test's own."""
+    place = next(places)
+    place.mkdir()
     monkeypatch.setenv("POLYSITE_CACHE", str(place))
-    monkeypatch.setenv("POLYSITE_EVIDENCE", str(tmp_path_factory.mktemp("evidence")))
     return place
+
+
+@pytest.fixture(scope="session")
+def trained(places):
+    """Train a study of phantoms on the simulator, once for all tests that only read its run."""
+    runs = {}
+
+    def run(chosen):
+        key = dump(chosen)
+        if key not in runs:
+            runs[key] = study.train(chosen, next(places))
+        return runs[key]
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -108,6 +108,12 @@ def same(one, other):
     return one == other
 
 
+def equal_states(run, other):
+    """Whether all checkpoints of two runs have the same state, bit for bit; there must be one."""
+    one, two = states(run.folder.path), states(other.folder.path)
+    return bool(one) and same(one, two)
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

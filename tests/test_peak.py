@@ -10,10 +10,9 @@ import polysite as ps
 from polysite import config, machine, peak, study
 from polysite.errors import ConfigError
 from polysite.machine import Memory
+from studies import tiny
 
-TRAIN = ps.Train(patch=(16, 16, 16), device="cpu")
-FEW = {"east": ps.Hospital(cases=4), "west": ps.Hospital(cases=4)}
-TINY = ps.Study(data=ps.Phantom(shape=(24, 24, 24), sites=FEW), model=ps.UNet(filters=(2, 4, 4)), train=TRAIN)
+TINY = tiny({"east": 4, "west": 4})
 GB = 10**9
 
 
@@ -54,10 +53,10 @@ def test_an_algorithm_that_needs_more_sites_or_all_by_name_is_rehearsed_with_all
 def test_parts_of_a_step_are_those_on_paper(model):
     sizes = {}
     for name, changes in {"sgd": {}, "momentum": {"momentum": 0.9}, "adam": {"optimiser": "adam"}}.items():
-        chosen = replace(TINY, train=replace(TRAIN, **changes))
+        chosen = replace(TINY, train=replace(TINY.train, **changes))
         sizes[name] = peak.step_bytes(chosen, study.build_module(chosen))
     assert [sizes[k].parameters / sizes[k].model for k in sizes] == [3, 4, 5]
-    twice = replace(TINY, train=replace(TRAIN, batch=2 * TRAIN.batch))
+    twice = replace(TINY, train=replace(TINY.train, batch=2 * TINY.train.batch))
     assert peak.step_bytes(twice, study.build_module(twice)).layers == 2 * sizes["sgd"].layers > 0
 
 

@@ -25,7 +25,7 @@ from polysite.deploy.site.agreement import Refusal
 from polysite.errors import ConfigError, PolysiteError
 from polysite.export.serve import serve_model
 from polysite.models.names import canonical
-from test_study import SMALL
+from studies import SMALL
 
 LAB = '''
 from dataclasses import dataclass

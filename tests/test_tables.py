@@ -7,7 +7,7 @@ import pytest
 import polysite as ps
 from polysite import frames
 from polysite.errors import RunError
-from test_study import SMALL
+from studies import SMALL
 
 pandas = pytest.importorskip("pandas", reason="tables are DataFrames only where pandas is installed")
 

@@ -3,8 +3,8 @@
 import pytest
 from safetensors.numpy import load_file
 
-from consortium import NAMES, change, consortium, open_hospitals, same, states, values, wanted
-from polysite import config, study
+from consortium import NAMES, change, consortium, equal_states, open_hospitals, values, wanted
+from polysite import config
 from polysite.algorithms import ALGORITHMS
 from polysite.deploy.certificates import read_key
 from polysite.deploy.coordinator import run as coordinator
@@ -40,13 +40,12 @@ EVERY = [pytest.param(name, marks=() if name in SLICE else pytest.mark.soak) for
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_algorithm_over_flower_comes_to_the_state_of_the_simulator(name, federation, tmp_path):
+def test_every_algorithm_over_flower_comes_to_the_state_of_the_simulator(name, federation, tmp_path, trained):
     folder, link, _ = federation
     chosen = wanted(name)
-    simulated = study.train(chosen, tmp_path / "simulated")
+    simulated = trained(chosen)
     deployed = coordinator.run(chosen, link, NAMES, tmp_path / "deployed", deadlines=DEADLINES, assess=False, wait=120)
-    one, other = states(simulated.folder.path), states(deployed.folder.path)
-    assert one.keys() == other.keys() and one and all(same(one[k], other[k]) for k in one)
+    assert equal_states(simulated, deployed)
     assert deployed.result.best_round == simulated.result.best_round and values(deployed) == values(simulated)
     for path in (simulated.folder.path / "models").glob("*.safetensors"):
         there = deployed.folder.path / "models" / path.name
@@ -57,14 +56,13 @@ def test_every_algorithm_over_flower_comes_to_the_state_of_the_simulator(name, f
         assert Payload(model=load_file(path)) == Payload(model=load_file(there))
 
 
-def test_replies_under_masks_cross_flower_and_are_signed_by_the_keys_of_the_hospitals(federation, tmp_path):
+def test_replies_under_masks_cross_flower_and_are_signed_by_the_keys_of_the_hospitals(federation, tmp_path, trained):
     """Real couriers and workers, whose policies name the keys of the others, come to the state of the simulator."""
     folder, link, _ = federation
     chosen = config.vary(wanted("fedavg"), {"run": {"secure": {"use": "on"}}})
-    simulated = study.train(chosen, tmp_path / "simulated")
+    simulated = trained(chosen)
     deployed = coordinator.run(chosen, link, NAMES, tmp_path / "deployed", deadlines=DEADLINES, assess=False, wait=120)
-    one, other = states(simulated.folder.path), states(deployed.folder.path)
-    assert one.keys() == other.keys() and one and all(same(one[k], other[k]) for k in one)
+    assert equal_states(simulated, deployed)
     kept = max((folder / "a" / "state" / "runs").glob("*/secure/session.json"), key=lambda p: p.stat().st_mtime_ns)
     assert kept.stat().st_mode & 0o077 == 0 and '"round": 1' in kept.read_text()
 

@@ -8,7 +8,7 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from consortium import FAST, NAMES, Inside, Stop, go, same, site_of, states, wanted, worker, workers
+from consortium import FAST, NAMES, Inside, Stop, equal_states, go, site_of, states, wanted, worker, workers
 from polysite import config, study
 from polysite.deploy.certificates import issue
 from polysite.deploy.coordinator import run as coordinator
@@ -65,13 +65,11 @@ def deployed(tmp_path, chosen, wire, names=NAMES, quorum=3, **more):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", pytest.param("ditto", marks=pytest.mark.soak)])
-def test_sites_come_to_the_bits_of_the_simulator_and_the_server_sees_no_reply(name, tmp_path):
+def test_sites_come_to_the_bits_of_the_simulator_and_the_server_sees_no_reply(name, tmp_path, trained):
     chosen = secured(name)
-    simulated = study.train(chosen, tmp_path / "simulated", evaluate=False)
     wire = Recording(workers(tmp_path))
     run = go(tmp_path, chosen, wire, evaluate=False)
-    one, other = states(simulated.folder.path), states(run.folder.path)
-    assert one and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    assert equal_states(trained(chosen), run)
     replies = [decode(out) for _, header, _, _, out in wire.left if header["kind"] == "train"]
     assert len(replies) == 6 and all(
         x.dtype == np.uint64 for p in replies for tree in p.values() for x in tree.values()
@@ -90,11 +88,8 @@ def test_sites_come_to_the_bits_of_the_simulator_and_the_server_sees_no_reply(na
     )
 
 
-def test_the_result_is_that_of_open_replies_within_rounding(tmp_path):
-    chosen = wanted("fedavg")
-    plain = study.train(chosen, tmp_path / "plain", evaluate=False)
-    masked = study.train(secured(), tmp_path / "masked", evaluate=False)
-    one, other = states(plain.folder.path), states(masked.folder.path)
+def test_the_result_is_that_of_open_replies_within_rounding(trained):
+    one, other = (states(trained(chosen).folder.path) for chosen in (wanted("fedavg"), secured()))
     assert one.keys() == other.keys()
     arrays = [(np.asarray(x), np.asarray(other[k].model[n])) for k in one for n, x in one[k].model.items()]
     assert arrays and max(float(np.abs(a - b).max()) for a, b in arrays) < 1e-5
@@ -129,11 +124,9 @@ class Restarting(Recording):
         return super().answer(site, header, body)
 
 
-def test_a_worker_that_is_killed_between_the_steps_goes_on_with_its_keys(tmp_path):
-    simulated = study.train(secured(), tmp_path / "simulated", evaluate=False)
+def test_a_worker_that_is_killed_between_the_steps_goes_on_with_its_keys(tmp_path, trained):
     run = go(tmp_path, secured(), Restarting(workers(tmp_path)), evaluate=False)
-    one, other = states(simulated.folder.path), states(run.folder.path)
-    assert all(same(one[k], other[k]) for k in one)
+    assert equal_states(trained(secured()), run)
 
 
 def answered(tmp_path, **policy):
@@ -265,8 +258,7 @@ def test_clusters_of_patients_are_fitted_and_tuned_under_secure_sums(tmp_path):
     simulated = study.train(chosen, tmp_path / "simulated", evaluate=False)
     wire = Recording(workers(tmp_path))
     run = go(tmp_path, chosen, wire, evaluate=False)
-    one, other = states(simulated.folder.path), states(run.folder.path)
-    assert one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    assert equal_states(simulated, run)
     replies = [decode(out) for _, header, _, _, out in wire.left if header["kind"] == "train"]
     assert any("sums" in p for p in replies) and any("cluster_0" in p for p in replies)
     assert all(x.dtype == np.uint64 for p in replies for tree in p.values() for x in tree.values())

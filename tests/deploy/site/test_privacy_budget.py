@@ -65,9 +65,9 @@ def test_a_deployed_study_reports_epsilon_and_the_hospital_keeps_account(tmp_pat
     assert "steps, learning rates, noise" in (tmp_path / "sites" / "a" / "ledger.jsonl").read_text()
 
 
-def test_noise_at_a_hospital_does_not_follow_from_the_seed(tmp_path):
+def test_noise_at_a_hospital_does_not_follow_from_the_seed(tmp_path, trained):
     chosen = noisy("hospital", rounds=1, validate_every=1)
-    simulated = study.train(chosen, tmp_path / "simulated", evaluate=False)
+    simulated = trained(chosen)
     again = study.train(chosen, tmp_path / "again", evaluate=False)
     deployed = go(tmp_path, chosen, Inside(workers(tmp_path)), evaluate=False)
     models = [next(iter(states(r.folder.path).values())).model for r in (simulated, again, deployed)]
