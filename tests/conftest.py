@@ -3,6 +3,7 @@
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,9 +67,11 @@ def coarse_figures(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_pages(request, monkeypatch):
-    """Let ps.train write no page, except in tests of the page: drawing takes seconds."""
+    """Let ps.train and ps.assess write no page, except in tests of the page: drawing takes seconds."""
     if request.node.get_closest_marker("page") is None:
+        empty = SimpleNamespace(write=lambda folder, *_: (folder / "index.html").touch())
         monkeypatch.setattr("polysite.study.with_page.with_page", lambda run: run)
+        monkeypatch.setattr("polysite.assessment.assess_page", empty)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.engines.transport import Reply
 from polysite.payload import Payload
-from table import START, arrays, every, same, sites
+from table import CASES, START, arrays, every, one_of_each_kind, same, sites
 
 
 def tampered(payload, **fields):
@@ -123,10 +123,10 @@ def test_a_lie_is_refused_and_changes_nothing(algorithm):
         assert same(heard.state, alone.state), what
 
 
-@every
-def test_honest_sites_are_never_refused(algorithm):
+@pytest.mark.parametrize("name", one_of_each_kind())
+def test_honest_sites_are_never_refused(name):
     """Also when one trains ten times longer than the others, and near the optimum, where updates vanish."""
-    everyone = sites()
+    algorithm, everyone = CASES[name], sites()
     everyone["c"].steps = 50
     assert not any(
         r.refused for r in run_rounds(algorithm, Simulator(algorithm, everyone), START, Plan(rounds=150), seed=0)

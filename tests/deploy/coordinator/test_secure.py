@@ -205,6 +205,7 @@ def assessed(tmp_path, chosen, wire, names=NAMES):
     return run, json.loads((run.folder.path / "assessment" / "assessment.json").read_text())
 
 
+@pytest.mark.page
 def test_an_assessment_under_secure_sums_is_that_of_open_statistics_and_shows_no_list_of_a_hospital(tmp_path):
     once = {"run": {"rounds": 1, "validate_every": 1}, "assess": {"projections": 8}}
     _, plain = assessed(tmp_path / "open", config.vary(wanted("fedavg"), once), Inside(workers(tmp_path / "open")))

@@ -178,6 +178,7 @@ def take(tmp_path, chosen, wire, name="run"):
     return coordinator.run(chosen, wire, NAMES, tmp_path / name, deadlines=FAST, evaluate=False)
 
 
+@pytest.mark.page
 @pytest.mark.parametrize("secure", ["off", "on"])
 def test_assessment_and_training_share_the_budget_and_the_epsilon_of_the_study(tmp_path, secure):
     chosen = assessed(run={"secure": {"use": secure}})
