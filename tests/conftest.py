@@ -1,4 +1,4 @@
-"""What every test shares: caches and an evidence bank, finished runs, and where the real data lie."""
+"""What every test has: a cache and an evidence bank of its own, runs that tests share, and where the real data lie."""
 
 from functools import lru_cache
 from itertools import count
@@ -18,29 +18,17 @@ sources.draw = lru_cache(128)(sources.draw)  # the same small phantoms are in mo
 
 @pytest.fixture(scope="session")
 def places(tmp_path_factory):
-    """New names of folders; pytest's own search for the next number takes longer with every test."""
+    """Paths of new folders, without pytest's search for the next number, which takes longer with every test."""
     root = tmp_path_factory.mktemp("places")
     return (root / str(number) for number in count())
 
 
-@pytest.fixture(scope="session")
-def common_cache(places):
-    return next(places)
-
-
 @pytest.fixture(autouse=True)
-def homes(common_cache, places, monkeypatch):
-    """One cache for all tests, whose entries are keyed by content, and an evidence bank for each."""
-    monkeypatch.setenv("POLYSITE_CACHE", str(common_cache))
-    monkeypatch.setenv("POLYSITE_EVIDENCE", str(next(places)))
-
-
-@pytest.fixture
 def cache(places, monkeypatch):
-    """An empty cache of the test's own."""
     place = next(places)
     place.mkdir()
     monkeypatch.setenv("POLYSITE_CACHE", str(place))
+    monkeypatch.setenv("POLYSITE_EVIDENCE", str(next(places)))
     return place
 
 
