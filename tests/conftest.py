@@ -1,5 +1,6 @@
 """What every test has: a cache and an evidence bank of its own, runs that tests share, and where the real data lie."""
 
+from dataclasses import replace
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,16 @@ from polysite.data import sources
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 
-sources.draw = lru_cache(128)(sources.draw)  # the same small phantoms are in most studies
+_drawn = lru_cache(128)(sources.draw)
+
+
+def _draw(hospital, **given):
+    """Draw a patient once: most studies of tests have the same ones."""
+    case = _drawn(hospital, **given)
+    return replace(case, image=case.image.copy(), label=case.label.copy())
+
+
+sources.draw = _draw
 
 
 @pytest.fixture(scope="session")
