@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import browser
 from polysite import study
 from polysite.config import dump
 from polysite.data import sources
@@ -31,6 +32,13 @@ def places(tmp_path_factory):
     """Paths of new folders, without pytest's search for the next number, which takes longer with every test."""
     root = tmp_path_factory.mktemp("places")
     return (root / str(number) for number in count())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_browser():
+    """For all pages that tests look at."""
+    yield
+    browser.close()
 
 
 @pytest.fixture(autouse=True)
