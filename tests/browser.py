@@ -89,8 +89,11 @@ class Chromium:
 
     def close(self) -> None:
         """End it, or kill it if it does not answer."""
+        end = Timer(PATIENCE, self.process.kill)
+        end.start()
         with suppress(RuntimeError, OSError):
             self.ask("Browser.close")
+        end.cancel()
         self.process.kill()
         self.process.wait()
         self.to.close()
