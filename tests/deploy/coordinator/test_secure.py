@@ -8,8 +8,22 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from consortium import FAST, NAMES, Inside, Stop, equal_states, go, site_of, states, wanted, worker, workers
-from polysite import config, study
+from consortium import (
+    FAST,
+    NAMES,
+    Impatient,
+    Inside,
+    Recording,
+    Stop,
+    equal_states,
+    go,
+    site_of,
+    states,
+    wanted,
+    worker,
+    workers,
+)
+from polysite import config
 from polysite.deploy.certificates import issue
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.enrolment import fingerprint
@@ -34,29 +48,6 @@ def secured(name="fedavg", **more):
 
 def of_five(**more):
     return config.vary(secured(**more), CASES)
-
-
-class Recording(Inside):
-    """Keeps what left the sites, and lets some sites be silent: {site: kind or step}."""
-
-    def __init__(self, workers, silent=None):
-        super().__init__(workers)
-        self.silent, self.left = silent or {}, []
-
-    def answer(self, site, header, body):
-        if site in self.silent and self.silent[site] in (header["kind"], header.get("step")):
-            self.tokens.pop(site, None)
-            return None
-        got, out = super().answer(site, header, body)
-        self.left.append((site, header, body, got, out))
-        return got, out
-
-
-class Impatient(Recording):
-    """Ends where it would wait for sites to come back."""
-
-    def wait(self, seconds):
-        raise Stop
 
 
 def deployed(tmp_path, chosen, wire, names=NAMES, quorum=3, **more):
@@ -249,17 +240,16 @@ def test_too_few_hospitals_for_a_secure_comparison_are_an_incident(tmp_path):
 
 
 @pytest.mark.slow
-def test_clusters_of_patients_are_fitted_and_tuned_under_secure_sums(tmp_path):
+def test_clusters_of_patients_are_fitted_and_tuned_under_secure_sums(tmp_path, trained):
     """No hospital has to allow small sums: a sum is over all hospitals."""
     text = config.dump(wanted("cfft"))
     chosen = config.vary(config.parse(text), {"run": {"secure": {"use": "on"}}, "then": [{
         "algorithm": {"name": "cfft", "components": 2, "rounds": 1, "dimensions": 2, "restarts": 1, "iterations": 2,
                       "together": True}, "run": {"rounds": 40}}]})  # fmt: skip
     assert not SitePolicy().small_sums
-    simulated = study.train(chosen, tmp_path / "simulated", evaluate=False)
     wire = Recording(workers(tmp_path))
     run = go(tmp_path, chosen, wire, evaluate=False)
-    assert equal_states(simulated, run)
+    assert equal_states(trained(chosen), run)
     replies = [decode(out) for _, header, _, _, out in wire.left if header["kind"] == "train"]
     assert any("sums" in p for p in replies) and any("cluster_0" in p for p in replies)
     assert all(x.dtype == np.uint64 for p in replies for tree in p.values() for x in tree.values())
