@@ -134,7 +134,7 @@ def test_a_comparison_that_is_none_is_refused(change):
 
 @pytest.mark.parametrize("scale", ["pooled", "first"])
 def test_a_simulated_assessment_gives_the_same_either_way(tmp_path, scale):
-    sites = {"a": 5, "b": 5, "c": ps.Hospital(cases=5, gamma=1.6)}
+    sites = {"a": 6, "b": 6, "c": ps.Hospital(cases=6, gamma=1.6)}
     settings = replace(ASSESS, projections=8, other_encoders=(), scale=scale)
     chosen = tiny(sites, assess=settings)
     plain = assessment.assess(chosen, tmp_path / "plain")
