@@ -20,7 +20,9 @@ quick: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not soak" tests/algorithms/test_contract.py \
 	  tests/algorithms/test_closed_form*.py tests/test_quick.py
 
-test: check doctests tests
+test: $(READY)
+	$(MAKE) --no-print-directory -j 2 style types layers doctests
+	$(MAKE) --no-print-directory tests
 
 # few workers: each imports torch, and builds the fixtures that tests share
 tests: $(READY)
