@@ -15,7 +15,7 @@ CONFIG = text({"north": 6, "south": 4}, "steps = 5", RUN, filters=(4, 8, 8))
 
 
 def polysite(*words):
-    return subprocess.Popen([sys.executable, "-m", "polysite.cli", "train", "--quiet", *map(str, words)])
+    return subprocess.Popen([sys.executable, "-m", "polysite.cli", "train", "--quiet", "--no-page", *map(str, words)])
 
 
 def appears(run, process):
