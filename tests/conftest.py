@@ -1,5 +1,6 @@
 """What every test has: a cache and an evidence bank of its own, runs that tests share, and where the real data lie."""
 
+import gc
 from dataclasses import replace
 from functools import lru_cache
 from itertools import count
@@ -27,10 +28,15 @@ def _draw(hospital, **given):
 sources.draw = _draw
 
 
+def pytest_collection_finish():
+    """What was imported stays: let no garbage collection look at it again."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
-def places(tmp_path_factory):
+def new_paths(tmp_path_factory):
     """Paths of new folders, without pytest's search for the next number, which takes longer with every test."""
-    root = tmp_path_factory.mktemp("places")
+    root = tmp_path_factory.mktemp("new")
     return (root / str(number) for number in count())
 
 
@@ -42,23 +48,23 @@ def one_browser():
 
 
 @pytest.fixture(autouse=True)
-def cache(places, monkeypatch):
-    place = next(places)
+def cache(new_paths, monkeypatch):
+    place = next(new_paths)
     place.mkdir()
     monkeypatch.setenv("POLYSITE_CACHE", str(place))
-    monkeypatch.setenv("POLYSITE_EVIDENCE", str(next(places)))
+    monkeypatch.setenv("POLYSITE_EVIDENCE", str(next(new_paths)))
     return place
 
 
 @pytest.fixture(scope="session")
-def trained(places):
+def trained(new_paths):
     """Train a study of phantoms on the simulator, once for all tests that only read its run."""
     runs = {}
 
     def run(chosen):
         key = dump(chosen)
         if key not in runs:
-            runs[key] = study.train(chosen, next(places))
+            runs[key] = study.train(chosen, next(new_paths))
         return runs[key]
 
     return run
