@@ -1,6 +1,7 @@
 # make demo   install, then train a 4-hospital phantom federation three ways and write a page about it
 # make quick  linters, contract table, closed forms, one small run from end to end: under 90 s on two cores
 # make test   everything that a change needs, linters included
+# make release-check  the documentation as a site, its notebooks, the wheel
 # make soak   the long tests, all fault schedules, 200 kills, fuzzing, the digests of all results, every benchmark
 # make check  the linters alone; make format lets ruff mend what it can
 # make docs   the documentation as a site in build/site, without a network; warnings are errors
@@ -10,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo quick test tests soak check style types layers format docs bench clean
+.PHONY: demo quick test tests doctests release-check soak check style types layers format docs bench clean
 
 demo: $(READY)
 	$(BIN)/polysite demo
@@ -20,10 +21,18 @@ quick: check
 	  tests/algorithms/test_closed_form*.py tests/test_quick.py
 
 test: $(READY)
-	$(MAKE) --no-print-directory -j 2 check docs tests
+	$(MAKE) --no-print-directory -j 2 style types layers doctests
+	$(MAKE) --no-print-directory tests
 
+# few workers: each imports torch, and builds the fixtures that tests share
 tests: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not soak"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not soak and not release"
+
+doctests: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --doctest-modules src
+
+release-check: docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 -m "release and not soak"
 
 soak: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m soak

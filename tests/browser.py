@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from base64 import b64decode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Timer
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ SCRIPT = """(async () => {
 })()"""
 
 Ask = Callable[..., dict[str, Any]]
+_running: list["Chromium"] = []
 
 
 class Seen(NamedTuple):
@@ -49,8 +50,7 @@ def browse(
     the browser takes itself for a phone."""
     phone = width < 500
     screen = {"width": width, "height": height, "deviceScaleFactor": 1 + phone, "mobile": phone}
-    events: list[dict[str, Any]] = []
-    with _chromium(events) as ask:
+    with _page() as (ask, events):
         ask("Emulation.setDeviceMetricsOverride", **screen)
         ask("Emulation.setTouchEmulationEnabled", enabled=phone)
         ask("Emulation.setEmulatedMedia", media=media)
@@ -65,58 +65,88 @@ def browse(
     return Seen(answer["result"].get("value"), [text for e in events if (text := _wrong(e, page))])
 
 
-@contextmanager
-def _chromium(events: list[dict[str, Any]]) -> Iterator[Ask]:
-    """A browser with one blank page: a function that sends a command and returns the answer. Events are collected."""
-    program = next((found for name in NAMES if (found := shutil.which(name))), None)
-    if program is None:
-        pytest.skip("chromium is not installed")
-    (commands, sender), (receiver, answers) = os.pipe(), os.pipe()
+class Chromium:
+    """A browser that stays for all pages of a session, and what it says."""
 
-    def wire() -> None:  # Chromium reads from 3 and writes to 4
-        high = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (commands, answers)]
-        os.dup2(high[0], 3)
-        os.dup2(high[1], 4)
+    def __init__(self) -> None:
+        program = next((found for name in NAMES if (found := shutil.which(name))), None)
+        if program is None:
+            pytest.skip("chromium is not installed")
+        (commands, sender), (receiver, answers) = os.pipe(), os.pipe()
 
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        command, quiet = [program, *FLAGS, f"--user-data-dir={profile}"], subprocess.DEVNULL
-        process = subprocess.Popen(command, stdout=quiet, stderr=quiet, close_fds=False, preexec_fn=wire)
+        def wire() -> None:  # Chromium reads from 3 and writes to 4
+            high = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (commands, answers)]
+            os.dup2(high[0], 3)
+            os.dup2(high[1], 4)
+
+        self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        command, quiet = [program, *FLAGS, f"--user-data-dir={self.profile.name}"], subprocess.DEVNULL
+        self.process = subprocess.Popen(command, stdout=quiet, stderr=quiet, close_fds=False, preexec_fn=wire)
         os.close(commands)
         os.close(answers)
-        end = Timer(PATIENCE, process.kill)
+        self.to, self.back = open(sender, "wb", buffering=0), open(receiver, "rb")  # noqa: PTH123, SIM115 (descriptors)
+        self.sent, self.events = 0, []
+
+    def close(self) -> None:
+        """End it, or kill it if it does not answer."""
+        end = Timer(PATIENCE, self.process.kill)
         end.start()
-        with open(sender, "wb", buffering=0) as to, open(receiver, "rb") as back:  # noqa: PTH123 (descriptors)
-            ask = _asker(to, back, events)
-            try:
-                target = ask("Target.createTarget", url="about:blank")["targetId"]
-                session = ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-                yield lambda method, **given: ask(method, session, **given)
-                ask("Browser.close")
-            finally:
-                end.cancel()
-                process.kill()
-                process.wait()
+        with suppress(RuntimeError, OSError):
+            self.ask("Browser.close")
+        end.cancel()
+        self.process.kill()
+        self.process.wait()
+        self.to.close()
+        self.back.close()
+        self.profile.cleanup()
 
+    @contextmanager
+    def page(self) -> Iterator[Ask]:
+        """A blank page that shares nothing with others: a function that sends a command and returns the answer."""
+        self.events = []
+        end = Timer(PATIENCE, self.process.kill)
+        end.start()
+        try:
+            context = self.ask("Target.createBrowserContext")["browserContextId"]
+            target = self.ask("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+            session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            yield lambda method, **given: self.ask(method, session, **given)
+            self.ask("Target.disposeBrowserContext", browserContextId=context)
+        finally:
+            end.cancel()
 
-def _asker(to: Any, back: Any, events: list[dict[str, Any]]) -> Ask:
-    sent = 0
-
-    def ask(method: str, session: str | None = None, **given: Any) -> dict[str, Any]:
-        nonlocal sent
-        sent += 1
-        message = {"id": sent, "method": method, "params": given} | ({"sessionId": session} if session else {})
-        to.write(json.dumps(message).encode() + b"\0")
-        while text := b"".join(_until_zero(back)):
+    def ask(self, method: str, session: str | None = None, **given: Any) -> dict[str, Any]:
+        self.sent += 1
+        message = {"id": self.sent, "method": method, "params": given} | ({"sessionId": session} if session else {})
+        self.to.write(json.dumps(message).encode() + b"\0")
+        while text := b"".join(_until_zero(self.back)):
             reply = json.loads(text)
-            if reply.get("id") != sent:
-                events.append(reply)
+            if reply.get("id") != self.sent:
+                self.events.append(reply)
             elif "error" in reply:
                 raise RuntimeError(f"{method}: {reply['error']['message']}")
             else:
                 return dict(reply["result"])
         raise RuntimeError(f"chromium ended, or took longer than {PATIENCE} seconds, in {method}")
 
-    return ask
+
+@contextmanager
+def _page() -> Iterator[tuple[Ask, list[dict[str, Any]]]]:
+    """A page in the one browser, and its events; after anything unusual the next page is in another browser."""
+    if not _running:
+        _running.append(Chromium())
+    try:
+        with _running[0].page() as ask:
+            yield ask, _running[0].events
+    except BaseException:
+        close()
+        raise
+
+
+def close() -> None:
+    """End the browser, if there is one."""
+    while _running:
+        _running.pop().close()
 
 
 def _until_zero(back: Any) -> Iterator[bytes]:

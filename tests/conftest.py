@@ -1,17 +1,72 @@
-"""What every test shares: a cache of its own, and where the real data lie."""
+"""What every test has: a cache of its own, runs that tests share, and where the real data lie."""
 
+import gc
+from dataclasses import replace
+from functools import lru_cache
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import browser
+from polysite import study
+from polysite.config import dump
+from polysite.data import sources
+
 DATA = Path(__file__).parents[2] / "shared" / "data"
+
+_drawn = lru_cache(128)(sources.draw)
+
+
+def _draw(hospital, **given):
+    """Draw a patient once: most studies of tests have the same ones."""
+    case = _drawn(hospital, **given)
+    return replace(case, image=case.image.copy(), label=case.label.copy())
+
+
+sources.draw = _draw
+
+
+def pytest_collection_finish():
+    """What was imported stays: let no garbage collection look at it again."""
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def new_paths(tmp_path_factory):
+    """Paths of new folders, without pytest's search for the next number, which takes longer with every test."""
+    root = tmp_path_factory.mktemp("new")
+    return (root / str(number) for number in count())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_browser():
+    """For all pages that tests look at."""
+    yield
+    browser.close()
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    place = tmp_path_factory.mktemp("cache")
+def cache(new_paths, monkeypatch):
+    place = next(new_paths)
+    place.mkdir()
     monkeypatch.setenv("POLYSITE_CACHE", str(place))
     return place
+
+
+@pytest.fixture(scope="session")
+def trained(new_paths):
+    """Train a study of phantoms on the simulator, once for all tests that only read its run."""
+    runs = {}
+
+    def run(chosen):
+        key = dump(chosen)
+        if key not in runs:
+            runs[key] = study.train(chosen, next(new_paths))
+        return runs[key]
+
+    return run
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +82,14 @@ def no_pages():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("polysite.study.training.with_page", lambda run, page: run)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_pages_of_assessments(request, monkeypatch):
+    """Let ps.assess write no page either, except in tests of the page."""
+    if request.node.get_closest_marker("page") is None:
+        empty = SimpleNamespace(write=lambda folder, *_: (folder / "index.html").touch())
+        monkeypatch.setattr("polysite.assessment.assess_page", empty)
 
 
 @pytest.fixture

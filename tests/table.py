@@ -141,6 +141,18 @@ def screen(expected, params, sent, replies):
 every = pytest.mark.parametrize("algorithm", CASES.values(), ids=CASES.keys())
 
 
+# engines carry one case of each kind in every full run, and every case in ``make soak``
+OF_EACH_KIND = (
+    "averaged scaffold, by size", "cfft", "cfft, together", "cfl", "clustered scaffold", "ditto", "fedadam",
+    "fedavg, server momentum", "fedbn", "feddiv", "fedper", "fedrod", "fine-tuning, searched", "fpfc", "ifca", "krum",
+    "l2gd", "moon", "pfedme", "robust, trimmed mean", "scaffold", "superfed", "top-k", "weighted scaffold",
+)  # fmt: skip
+
+
+def one_of_each_kind(names=CASES):
+    return [pytest.param(name, marks=() if name in OF_EACH_KIND else pytest.mark.soak) for name in names]
+
+
 # a network is trained by one algorithm of each kind in every full run, and by every algorithm in ``make soak``
 KINDS = (
     "cfft", "clustered", "ditto", "fedabc", "fedadam", "fedavg", "fedbn", "feddiv", "fedper", "fedrod", "fine_tune",

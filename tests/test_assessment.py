@@ -108,6 +108,7 @@ def test_without_an_encoder_no_embedding():
         site(case(), cache=NoCache()).features("embedding")
 
 
+@pytest.mark.page
 def test_what_an_assessment_leaves_behind(tmp_path):
     data = Phantom(SIDE, HOSPITALS)
     done = ps.assess(Study(data=data, assess=FAST, run=ps.Plan(pooled=True)), tmp_path / "found")
@@ -154,7 +155,6 @@ class Sideways(Bundled):
 
 def test_another_encoder_may_name_another_outlier(tmp_path, monkeypatch):
     monkeypatch.setitem(assessment.ENCODERS, "sideways", Sideways)
-    monkeypatch.setattr("polysite.report.assess_page.write", lambda *given: None)  # it takes seconds
     base = Study(data=Phantom(SIDE, HOSPITALS), assess=replace(FAST, other_encoders=("sideways",)))
     found = assessment.assess(base, tmp_path / "1").assessment
     own = assessment.assess(replace(base, encoder=Sideways()), tmp_path / "2").assessment
@@ -313,7 +313,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
     def full(*given, **named):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("polysite.report.assess_page.write", full)
+    monkeypatch.setattr("polysite.assessment.assess_page.write", full)
     with pytest.raises(RunError, match=r"could not be written: .*No space left"):
         assessment.assess(Study(data=Phantom(SIDE, HOSPITALS), assess=FAST), tmp_path / "found")
     assert list(tmp_path.iterdir()) == []
@@ -361,6 +361,7 @@ def test_sorted_kidneys(shared):
     assert [after.values[f"client-{k}"].size for k in range(1, 6)] == [12, 14, 12, 12, 16]
 
 
+@pytest.mark.page
 @pytest.mark.slow
 @pytest.mark.soak
 def test_real_hospitals(shared, tmp_path):

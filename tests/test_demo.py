@@ -9,22 +9,9 @@ from polysite import demo, study
 from polysite.config import parse
 from polysite.engines.rounds import Watch
 from polysite.report.runs import read
+from studies import text
 
-TINY = """
-[model]
-filters = [2, 4, 4]
-[data]
-shape = [24, 24, 24]
-[data.sites.capital]
-cases = 5
-[data.sites.island]
-cases = 4
-[train]
-patch = [24, 24, 24]
-device = "cpu"
-[run]
-rounds = 2
-"""
+TINY = text({"capital": 5, "island": 4}, run="rounds = 2", patch=24)
 
 
 class Page(HTMLParser):
@@ -46,16 +33,16 @@ def root(tmp_path, monkeypatch):
 
 
 def test_the_page_stands_alone_and_shows_everything(root, capsys):
-    text = (root / "index.html").read_text()
+    shown = (root / "index.html").read_text()
     page = Page()
-    page.feed(text)
+    page.feed(shown)
     assert page.tags.count("svg") >= 6 and page.tags.count("table") >= 8
     assert page.links == []  # nothing is fetched
     for name in (*demo.METHODS, "capital", "island", "WT", "TC", "ET"):
-        assert name in text
+        assert name in shown
     demo.show(root)
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in (*demo.METHODS, "capital", "island"))
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in (*demo.METHODS, "capital", "island"))
 
 
 def test_pooled_training_takes_the_cases_of_all_and_the_hospitals_judge():
@@ -78,5 +65,5 @@ def test_the_table_is_the_mean_of_the_cases(root):
     cases = [list(c.labels.values()) for site in run.scores.values() for c in site.values()]
     found = list(run.values("dice").values())
     assert sorted(found) == pytest.approx(sorted(sum(c) / len(c) for c in cases))
-    text = (root / "index.html").read_text()
-    assert f"{sum(found) / len(found):.3f}" in re.sub(r"\s+", " ", text)
+    page = (root / "index.html").read_text()
+    assert f"{sum(found) / len(found):.3f}" in re.sub(r"\s+", " ", page)

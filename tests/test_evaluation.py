@@ -21,7 +21,7 @@ from polysite.report import runs, scans
 from polysite.report.runs import read
 from polysite.study import build_sites
 from polysite.training.torch_site import TorchSite
-from test_study import SMALL
+from studies import SMALL
 
 LABELS = ("WT", "TC", "ET")
 

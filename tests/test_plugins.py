@@ -25,7 +25,7 @@ from polysite.deploy.site.agreement import Refusal
 from polysite.errors import ConfigError, PolysiteError
 from polysite.export.serve import serve_model
 from polysite.models.names import canonical
-from test_study import SMALL
+from studies import SMALL
 
 LAB = '''
 from dataclasses import dataclass
@@ -145,16 +145,16 @@ def data(tmp_path):
     return tmp_path / "manifest.csv"
 
 
-def polysite(lab, *words, wait=True):
-    """Run the command line in a process of its own, where the package is on the path."""
+def process(lab, *words):
+    """Start Python with these words, where the package is on the path."""
     source = str(Path(ps.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, str(lab)]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "polysite.cli", *map(str, words)]
-    if not wait:
-        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return subprocess.Popen([sys.executable, *map(str, words)], env=environment, stdout=subprocess.DEVNULL)
+
+
+def polysite(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_own_algorithm_and_network_from_training_to_predictions(lab, data, tmp_p
     """Killed after its first round, resumed in another process, evaluated, served as a bundle, and used to predict."""
     study, run = tmp_path / "study.toml", tmp_path / "run"
     study.write_text(TOML.format(data=data))
-    begun = polysite(lab, "train", study, "--out", run, "--set", "run.rounds=40", "--quiet", wait=False)
+    begun = process(lab, "-m", "polysite.cli", "train", study, "--out", run, "--set", "run.rounds=40", "--quiet")
     until = time.monotonic() + 120
     while not (run / "rounds.jsonl").exists() or not (run / "rounds.jsonl").read_text().count("\n"):
         assert begun.poll() is None and time.monotonic() < until
@@ -170,17 +170,17 @@ def test_own_algorithm_and_network_from_training_to_predictions(lab, data, tmp_p
     begun.kill()
     begun.wait()
     assert not (run / "result.json").exists()
-    polysite(lab, "train", "--resume", run, "--quiet", "--no-page")
+    polysite("train", "--resume", run, "--quiet", "--no-page")
     assert (
         "my_lab.parts:HalfStep" in (run / "config.toml").read_text()
         and "share = 0.7" in (run / "config.toml").read_text()
     )
     assert len((run / "rounds.jsonl").read_text().splitlines()) == 40
-    polysite(lab, "evaluate", run, "--split", "validation", "--quiet")
-    polysite(lab, "serve-model", run, "--out", tmp_path / "bundle", "--quiet")
-    polysite(lab, "predict", run, data, "--out", tmp_path / "masks", "--quiet")
-    polysite(lab, "compare", run, "--out", tmp_path / "page", "--quiet")
-    polysite(lab, "predict", run, tmp_path / "s0.nii.gz", "--out", tmp_path / "one", "--quiet")
+    polysite("evaluate", run, "--split", "validation", "--quiet")
+    polysite("serve-model", run, "--out", tmp_path / "bundle", "--quiet")
+    polysite("predict", run, data, "--out", tmp_path / "masks", "--quiet")
+    polysite("compare", run, "--out", tmp_path / "page", "--quiet")
+    polysite("predict", run, tmp_path / "s0.nii.gz", "--out", tmp_path / "one", "--quiet")
     whole = config.load(run / "config.toml")
     again = ps.train(replace(whole, data=ps.Files(str(data))), tmp_path / "again")
     assert again.result.test == ps.Run(again.folder.open(run), again.folder.open(run).result).result.test
@@ -188,17 +188,14 @@ def test_own_algorithm_and_network_from_training_to_predictions(lab, data, tmp_p
     assert len(rows) == 10
     about = json.loads((tmp_path / "bundle" / "configs" / "metadata.json").read_text())
     assert "my_lab" in about["required_packages_version"]
-    source = str(Path(ps.__file__).parents[1])
     code = (
         "from monai.bundle import run; import sys; b, s, o = sys.argv[1:]; "
         "run(config_file=b + '/configs/inference.json', bundle_root=b, dataset_dir=s, output_dir=o)"
     )
     (tmp_path / "scans").mkdir()
     (tmp_path / "scans" / "c0.nii.gz").write_bytes((tmp_path / "s0.nii.gz").read_bytes())
-    words = [sys.executable, "-c", code, tmp_path / "bundle", tmp_path / "scans", tmp_path / "answers"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, str(lab)])}
-    done = subprocess.run([*map(str, words)], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    answered = process(lab, "-c", code, tmp_path / "bundle", tmp_path / "scans", tmp_path / "answers")
+    assert answered.wait() == 0
     one, two = (nibabel.load(tmp_path / where / "c0" / "c0_box.nii.gz").dataobj for where in ("answers", "masks"))
     assert (np.asarray(one) != np.asarray(two)).sum() <= 2
 

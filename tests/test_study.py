@@ -19,15 +19,8 @@ from polysite.report.page import build
 from polysite.report.runs import methods, read
 from polysite.study import build_sites, deal_cases, simulator
 from polysite.study.training import _described
+from studies import SMALL
 from table import EVERY
-
-SITES = {name: ps.Hospital(cases=5, scanner=k) for k, name in enumerate(("east", "north", "west"))}
-SMALL = ps.Study(
-    model=ps.UNet(filters=(2, 4, 4)),
-    data=ps.Phantom(shape=(24, 24, 24), sites=SITES),
-    train=ps.Train(patch=(16, 16, 16), batch=4, device="cpu", augment="light"),
-    run=ps.Plan(rounds=2),
-)
 
 
 def test_an_unseen_hospital_judges_and_does_not_train(tmp_path):

@@ -8,7 +8,7 @@ import polysite as ps
 from polysite import frames
 from polysite.errors import RunError
 from polysite.study import training
-from test_study import SMALL
+from studies import SMALL
 
 pandas = pytest.importorskip("pandas", reason="tables are DataFrames only where pandas is installed")
 WITH_PAGE = training.with_page  # before the suite turns it off

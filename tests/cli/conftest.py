@@ -7,6 +7,12 @@ import pytest
 from polysite import cli
 
 
+@pytest.fixture(autouse=True)
+def no_pages_of_runs(monkeypatch):
+    """Commands write an empty page: drawing takes seconds."""
+    monkeypatch.setattr("polysite.report.publish.page", lambda path, *_, **__: path.touch())
+
+
 @pytest.fixture
 def polysite(capsys, monkeypatch, tmp_path):
     """Call the command line: (exit code, standard output, standard error)."""

@@ -11,23 +11,9 @@ import numpy as np
 import pytest
 
 from polysite.algorithms import ALGORITHMS
+from studies import text
 
-TINY = """
-[model]
-filters = [2, 4, 4]
-[data]
-shape = [24, 24, 24]
-[data.sites.north]
-cases = 4
-[data.sites.south]
-cases = 3
-[train]
-patch = [8, 8, 8]
-overlap = 0.0
-device = "cpu"
-[run]
-rounds = 2
-"""
+TINY = text({"north": 4, "south": 3}, "overlap = 0.0", "rounds = 2", patch=8)
 
 
 @pytest.fixture

@@ -11,10 +11,9 @@ from polysite import config, machine, study
 from polysite.errors import ConfigError
 from polysite.machine import Memory
 from polysite.study import estimate
+from studies import tiny
 
-TRAIN = ps.Train(patch=(16, 16, 16), device="cpu")
-FEW = {"east": ps.Hospital(cases=4), "west": ps.Hospital(cases=4)}
-TINY = ps.Study(data=ps.Phantom(shape=(24, 24, 24), sites=FEW), model=ps.UNet(filters=(2, 4, 4)), train=TRAIN)
+TINY = tiny({"east": 4, "west": 4})
 GB = 10**9
 
 
@@ -50,13 +49,13 @@ def test_models_that_the_server_and_twenty_sites_keep_and_send(name, state, memo
 def test_parts_of_a_step_are_those_on_paper(model):
     sizes = {}
     for name, changes in {"sgd": {}, "momentum": {"momentum": 0.9}, "adam": {"optimiser": "adam"}}.items():
-        chosen = replace(TINY, train=replace(TRAIN, **changes))
+        chosen = replace(TINY, train=replace(TINY.train, **changes))
         sizes[name] = estimate.step_bytes(chosen, study.build_module(chosen))
     assert [sizes[k].parameters / sizes[k].model for k in sizes] == [3, 4, 5]
-    twice = replace(TINY, train=replace(TRAIN, batch=2 * TRAIN.batch))
+    twice = replace(TINY, train=replace(TINY.train, batch=2 * TINY.train.batch))
     assert estimate.step_bytes(twice, study.build_module(twice)).layers == 2 * sizes["sgd"].layers
     assert sizes["sgd"].model == model
-    voxels = 16**3 * TRAIN.batch
+    voxels = 16**3 * TINY.train.batch
     assert sizes["sgd"].layers > 4 * 2 * 2 * voxels  # at least two layers of two channels at full size
 
 

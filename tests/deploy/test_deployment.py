@@ -3,13 +3,12 @@
 import pytest
 from safetensors.numpy import load_file
 
-from consortium import NAMES, change, consortium, open_hospitals, same, states, values, wanted
-from polysite import config, study
+from consortium import NAMES, equal_states, values, wanted
+from polysite import config
 from polysite.algorithms import ALGORITHMS
-from polysite.deploy.certificates import public_line, read_key
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.coordinator.roster import Deadlines
-from polysite.deploy.enrolment import fingerprint
+from polysite.deploy.project import Project
 from polysite.deploy.site.privacy_budget import PrivacyBudget
 from polysite.payload import Payload
 
@@ -18,19 +17,10 @@ DEADLINES = Deadlines(quorum=3, deadline=120, grace=30, again=1, poll=0.02)
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    """Three hospitals that stay, and the link to them."""
-    folder = tmp_path_factory.mktemp("consortium")
-    made = consortium(folder, NAMES)
-    keys = {i: fingerprint(public_line(read_key(folder / i / "site.key").public_key())) for i in NAMES}
-    for name in NAMES:
-        change(
-            folder / name / "policy.toml",
-            "masked_peers = []",
-            f"masked_peers = {[keys[i] for i in NAMES if i != name]}",
-        )
-    with coordinator.listening(made) as link, open_hospitals(folder, NAMES) as hospitals:
-        yield folder, link, hospitals
+def federation(stage):
+    """The folder of the hospitals, and the link to them."""
+    with coordinator.listening(Project.load(stage.folder / "project")) as link:
+        yield stage.folder, link
 
 
 # one of each kind in every full run: shared, partial and private models, memories, phases
@@ -39,13 +29,12 @@ EVERY = [pytest.param(name, marks=() if name in SLICE else pytest.mark.soak) for
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_algorithm_over_flower_comes_to_the_state_of_the_simulator(name, federation, tmp_path):
-    folder, link, _ = federation
+def test_every_algorithm_over_flower_comes_to_the_state_of_the_simulator(name, federation, tmp_path, trained):
+    folder, link = federation
     chosen = wanted(name)
-    simulated = study.train(chosen, tmp_path / "simulated")
+    simulated = trained(chosen)
     deployed = coordinator.run(chosen, link, NAMES, tmp_path / "deployed", deadlines=DEADLINES, assess=False, wait=120)
-    one, other = states(simulated.folder.path), states(deployed.folder.path)
-    assert one.keys() == other.keys() and one and all(same(one[k], other[k]) for k in one)
+    assert equal_states(simulated, deployed)
     assert deployed.result.best_round == simulated.result.best_round and values(deployed) == values(simulated)
     for path in (simulated.folder.path / "models").glob("*.safetensors"):
         there = deployed.folder.path / "models" / path.name
@@ -56,20 +45,19 @@ def test_every_algorithm_over_flower_comes_to_the_state_of_the_simulator(name, f
         assert Payload(model=load_file(path)) == Payload(model=load_file(there))
 
 
-def test_replies_under_masks_cross_flower_and_are_signed_by_the_keys_of_the_hospitals(federation, tmp_path):
+def test_replies_under_masks_cross_flower_and_are_signed_by_the_keys_of_the_hospitals(federation, tmp_path, trained):
     """Real couriers and workers, whose policies name the keys of the others, come to the state of the simulator."""
-    folder, link, _ = federation
+    folder, link = federation
     chosen = config.vary(wanted("fedavg"), {"run": {"secure": {"use": "on"}}})
-    simulated = study.train(chosen, tmp_path / "simulated")
+    simulated = trained(chosen)
     deployed = coordinator.run(chosen, link, NAMES, tmp_path / "deployed", deadlines=DEADLINES, assess=False, wait=120)
-    one, other = states(simulated.folder.path), states(deployed.folder.path)
-    assert one.keys() == other.keys() and one and all(same(one[k], other[k]) for k in one)
+    assert equal_states(simulated, deployed)
     kept = max((folder / "a" / "state" / "runs").glob("*/secure/session.json"), key=lambda p: p.stat().st_mtime_ns)
     assert kept.stat().st_mode & 0o077 == 0 and '"round": 1' in kept.read_text()
 
 
 def test_noise_for_patients_crosses_flower_and_every_hospital_keeps_account(federation, tmp_path):
-    folder, link, _ = federation
+    folder, link = federation
     private = {"private": {"unit": "patient", "clip": 1.0, "noise": 2.0}}
     chosen = config.vary(wanted("fedavg"), {"seed": 11, "train": private, "run": {"secure": {"use": "on"}}})
     run = coordinator.run(chosen, link, NAMES, tmp_path / "deployed", deadlines=DEADLINES, assess=False, wait=120)

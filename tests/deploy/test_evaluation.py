@@ -7,7 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 from consortium import NAMES, Inside, go, wanted, worker, workers
-from polysite import study
 from polysite.cli import app
 
 
@@ -21,9 +20,9 @@ def renamed(table, names):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto"])
-def test_a_deployed_run_reports_what_a_simulated_one_reports(name, tmp_path):
+def test_a_deployed_run_reports_what_a_simulated_one_reports(name, tmp_path, trained):
     chosen, hosts = wanted(name), workers(tmp_path)
-    simulated = study.train(chosen, tmp_path / "simulated")
+    simulated = trained(chosen)
     deployed = go(tmp_path, chosen, Inside(hosts))
     pseudonyms = {
         (i, case): hosts[i].pseudonyms.of(case) for i, cases in simulated.result.test.items() for case in cases

@@ -3,23 +3,11 @@
 Three short schedules over the same five hospitals, one of them in every full run; ``scripts/faults.py`` draws more.
 """
 
-import sys
-from pathlib import Path
-
-import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-
 import faults
+import pytest
 
 pytestmark = pytest.mark.slow
 SCHEDULES = [faults.draw(32, index, rounds=2, cut=16.0, events=2) for index in (1, 2, 3)]
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    with faults.staged(tmp_path_factory.mktemp("faults") / "sites") as stage:
-        yield stage
 
 
 def test_every_kind_of_accident_is_among_these():

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from consortium import BASE, NAMES, change, consortium, open_hospitals, same, states, values
+from consortium import BASE, NAMES, change, consortium, equal_states, open_hospitals, values
 from polysite import study
 from polysite.config import parse
 from polysite.deploy.coordinator import run as coordinator
@@ -30,8 +30,7 @@ def test_a_hospital_behind_a_slow_link_that_is_cut_takes_part(tmp_path):
             )
             for cut in cuts:
                 cut.cancel()
-    one, other = states(simulated.folder.path), states(deployed.folder.path)
-    assert one.keys() == other.keys() and one and all(same(one[k], other[k]) for k in one)
+    assert equal_states(simulated, deployed)
     assert values(deployed) == values(simulated)
     assert all(set(record.sites) == set(NAMES) for record in deployed.folder.records())
     assert slow.carried["up"] > 2 * 342_732

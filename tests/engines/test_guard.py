@@ -22,7 +22,7 @@ from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.site import Fit
 from quadratic import Quadratic
-from table import CASES, START, same
+from table import CASES, START, one_of_each_kind, same
 
 WIDE = 64  # parameters; fewer than a sketch has numbers, so cosines are exact
 ON = Guard(use="on")
@@ -176,7 +176,7 @@ def test_summed_replies_have_the_bits_of_held_ones(algorithm, attack):
 FIXED = ("clustered averages", "clustered fedavg", "clustered scaffold", "weighted clusters")  # groups of four sites
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if n not in FIXED])
+@pytest.mark.parametrize("name", one_of_each_kind(n for n in CASES if n not in FIXED))
 def test_every_algorithm_has_the_same_bits_with_held_and_with_summed_replies_and_a_jury(name):
     """A jury is due in the first round of two; six sites with unlike optima."""
     algorithm, plan = CASES[name], Plan(rounds=2, validate_every=100, guard=ON)

@@ -240,9 +240,10 @@ def test_a_site_that_changes_its_cluster_starts_again():
     }  # fmt: skip
 
 
-@table.every
-def test_every_algorithm_ends_with_own_best_rounds_after_another(algorithm, tmp_path):
+@pytest.mark.parametrize("name", table.one_of_each_kind())
+def test_every_algorithm_ends_with_own_best_rounds_after_another(name, tmp_path):
     """Every site is served the model of its reported best round."""
+    algorithm = table.CASES[name]
     rounds = 12 if hasattr(algorithm, "is_finished") else 4
     parts = ((FedAvg(), Plan(rounds=2)), (algorithm, Plan(rounds=rounds, best="own")))
     made = [Phase(a, Simulator(a, table.sites()), plan) for a, plan in parts]

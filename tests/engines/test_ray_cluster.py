@@ -11,31 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import studies
 from polysite import study
 from polysite.config import parse
 from polysite.engines.rounds import Watch
 from polysite.errors import ConfigError, DataError, RunError
 
 SETTINGS = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}  # no token below the home folder
-STUDY = """
-[model]
-filters = [4, 4, 4]
-[data]
-shape = [24, 24, 24]
-[data.sites.north]
-cases = 6
-[data.sites.south]
-cases = 5
-[data.sites.west]
-cases = 4
-[train]
-patch = [16, 16, 16]
-device = "cpu"
-steps = 2
-[run]
-rounds = 5
-checkpoint_every = 2
-"""
+SITES = {"north": 6, "south": 5, "west": 4}
+STUDY = studies.text(SITES, "steps = 2", "rounds = 5\ncheckpoint_every = 2", filters=(4, 4, 4))
 TUNED = '[[then]]\nalgorithm = {name = "fine_tune"}\nrun = {rounds = 2}\n'
 CLUSTERS = '[[then]]\nalgorithm = {name = "cfft", components = [2], dimensions = 2, rounds = 1}\nrun = {rounds = 60}\n'
 

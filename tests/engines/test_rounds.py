@@ -68,11 +68,14 @@ def test_the_best_round_is_kept_and_not_the_last(tmp_path):
     assert load_file(folder.path / "models" / "last.safetensors")["w"] == pytest.approx(path[-1])
 
 
-def test_early_stopping_waits_as_long_as_told(tmp_path):
-    class Dull(Quadratic):
-        def score(self, params, cases):
-            return {n: CaseScore({"L": 0.5}, 0.5) for n in cases}
+class Dull(Quadratic):
+    """A site where no model is better than another."""
 
+    def score(self, params, cases):
+        return {n: CaseScore({"L": 0.5}, 0.5) for n in cases}
+
+
+def test_early_stopping_waits_as_long_as_told(tmp_path):
     folder = RunFolder.create(tmp_path / "run", "", 0)
     plan, dull = Plan(rounds=50, patience=3, validate_every=2), {"a": Dull(1.0, np.array([0.0]))}
     result = run_phases([Phase(FedAvg(), Simulator(FedAvg(), dull), plan)], START, 0, folder)
@@ -80,10 +83,6 @@ def test_early_stopping_waits_as_long_as_told(tmp_path):
 
 
 def test_a_run_that_had_stopped_early_does_not_go_on_when_resumed(tmp_path):
-    class Dull(Quadratic):
-        def score(self, params, cases):
-            return {n: CaseScore({"L": 0.5}, 0.5) for n in cases}
-
     plan, dull = Plan(rounds=50, patience=3), {"a": Dull(1.0, np.array([0.0]))}
     folder = RunFolder.create(tmp_path / "run", "", 0)
     run_phases([Phase(FedAvg(), Simulator(FedAvg(), dull), plan)], START, 0, folder)

@@ -8,29 +8,14 @@ import time
 
 import pytest
 
-CONFIG = """
-[algorithm]
-name = "scaffold"
-[model]
-filters = [4, 8, 8]
-[data]
-shape = [24, 24, 24]
-[data.sites.north]
-cases = 6
-[data.sites.south]
-cases = 4
-[train]
-patch = [16, 16, 16]
-device = "cpu"
-steps = 5
-[run]
-rounds = 10
-checkpoint_every = 2
-"""
+from studies import text
+
+RUN = "rounds = 10\ncheckpoint_every = 2\n[algorithm]\nname = 'scaffold'"
+CONFIG = text({"north": 6, "south": 4}, "steps = 5", RUN, filters=(4, 8, 8))
 
 
 def polysite(*words):
-    return subprocess.Popen([sys.executable, "-m", "polysite.cli", "train", "--quiet", *map(str, words)])
+    return subprocess.Popen([sys.executable, "-m", "polysite.cli", "train", "--quiet", "--no-page", *map(str, words)])
 
 
 def appears(run, process):

@@ -36,7 +36,7 @@ from polysite.models.names import canonical
 from polysite.report.runs import read
 from polysite.study import build_sites
 from polysite.training.cleaning import Clean, cleaned
-from test_study import SMALL
+from studies import SMALL
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:parsing config_file"),  # MONAI says that a bundle is code

@@ -19,15 +19,12 @@ from polysite.engines.guard_state import Guard
 from polysite.errors import ConfigError, Paused, RunError
 from polysite.tuning import Simulated, load, tune
 from polysite.tuning.hospitals import Hospitals
+from studies import SEARCHED, tiny
 
 NAMES = ("a", "b")
 SITES = {"a": ps.Hospital(cases=5), "b": ps.Hospital(cases=6, noise=0.2)}
-BASE = ps.Study(
-    data=ps.Phantom(shape=(24, 24, 24), sites=SITES),
-    model=ps.UNet(filters=(2, 2, 2)),
-    train=ps.Train(lr=0.5, patch=(8, 8, 8), window=(24, 24, 24), batch=2, device="cpu", augment="none"),
-    run=ps.Plan(rounds=6, guard=Guard(use="off")),  # as the simulator, which it is compared with
-)
+# without the guard, as the simulator, which it is compared with
+BASE = tiny(SITES, filters=(2, 2, 2), train=SEARCHED, run={"rounds": 6, "guard": Guard(use="off")})
 GIVEN = {"trainings": 5.5, "inner": 2}
 REMOTE = replace(BASE, data=AtHospitals(BASE.data.modality_names, BASE.data.label_names))  # no case can be listed
 DEADLINES = replace(FAST, quorum=2)

@@ -20,14 +20,9 @@ from polysite.tuning import Simulated, budget, load, plan, tables, tune, write_p
 from polysite.tuning.halving import affordable, cost, rungs, survivors
 from polysite.tuning.search import Row, Tuned
 from polysite.tuning.space import Candidate
+from studies import SEARCHED, tiny
 
-SITES = {"east": ps.Hospital(cases=5), "west": ps.Hospital(cases=6)}
-BASE = ps.Study(
-    data=ps.Phantom(shape=(24, 24, 24), sites=SITES),
-    model=ps.UNet(filters=(2, 2, 2)),
-    train=ps.Train(lr=0.5, patch=(8, 8, 8), window=(24, 24, 24), batch=2, device="cpu", augment="none"),
-    run=ps.Plan(rounds=9),
-)
+BASE = tiny({"east": 5, "west": 6}, filters=(2, 2, 2), train=SEARCHED, run={"rounds": 9})
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 10, 40, 200])

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from consortium import NAMES, Inside, go, same, states, wanted, workers
+from consortium import NAMES, Inside, equal_states, go, wanted, workers
 from polysite import config, study
 from polysite.deploy.coordinator import roster
 from polysite.engines import jury
@@ -38,8 +38,7 @@ def test_with_a_guard_sites_come_to_the_bits_of_the_simulator(name, tmp_path, mo
     chosen = config.vary(wanted(name), ON)
     simulated = study.train(chosen, tmp_path / "simulated", evaluate=False)
     deployed = go(tmp_path, chosen, Inside(workers(tmp_path)), evaluate=False)
-    one, other = states(simulated.folder.path), states(deployed.folder.path)
-    assert one and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    assert equal_states(simulated, deployed)
     assert simulated.result.best_round == deployed.result.best_round
     seen = [[r.guard for r in run.folder.records()] for run in (simulated, deployed)]
     assert seen[0] == seen[1] and any(g.clipped for r in seen[0] for g in r.values())

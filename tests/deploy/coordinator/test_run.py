@@ -18,6 +18,7 @@ from consortium import (
     Inside,
     Stop,
     config_of,
+    equal_states,
     go,
     same,
     site_of,
@@ -43,26 +44,24 @@ from polysite.payload import Payload, decode, encode
 from polysite.training.torch_site import TorchSite
 
 
-def test_a_server_that_stops_anywhere_goes_on_to_the_same_end(tmp_path):
+def test_a_server_that_stops_anywhere_goes_on_to_the_same_end(tmp_path, trained):
     """After every message that it might not survive; sites keep what they remember, and go back where it went back."""
     chosen = wanted("ditto")
-
-    whole = go(tmp_path, chosen, Inside(workers(tmp_path / "undisturbed")), "whole")
+    whole = trained(chosen)
     for stop in (2, 3, 5, 7):
         hosts = workers(tmp_path / str(stop))
         left = iter(range(3 * stop))  # questions, of three sites each time
         with pytest.raises(Stop):
             go(tmp_path, chosen, Fragile(hosts, lambda header, left=left: next(left, None) is None), f"run{stop}")
         done = coordinator.resume(tmp_path / f"run{stop}", Inside(hosts), deadlines=FAST)
-        one, other = states(whole.folder.path), states(done.folder.path)
-        assert one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+        assert equal_states(whole, done)
         assert values(done) == values(whole)
         told = [i for r in (*done.folder.records(), done.result) for i in r.incidents]
         assert any("started again" in i["what"] for i in told)
 
 
 @pytest.mark.parametrize("name", ["ditto", "fine_tune"])
-def test_a_worker_that_is_killed_goes_on_from_its_files(name, tmp_path):
+def test_a_worker_that_is_killed_goes_on_from_its_files(name, tmp_path, trained):
     chosen = wanted(name)
 
     class Mortal(Inside):
@@ -71,10 +70,7 @@ def test_a_worker_that_is_killed_goes_on_from_its_files(name, tmp_path):
                 self.workers["b"] = worker(tmp_path, "b")  # another process, with nothing but its state folder
             return super().answer(site, header, body)
 
-    whole = go(tmp_path, chosen, Inside(workers(tmp_path / "undisturbed")), "whole")
-    done = go(tmp_path, chosen, Mortal(workers(tmp_path)))
-    one, other = states(whole.folder.path), states(done.folder.path)
-    assert all(same(one[k], other[k]) for k in one)
+    assert equal_states(trained(chosen), go(tmp_path, chosen, Mortal(workers(tmp_path))))
 
 
 class Away(Inside):
@@ -202,13 +198,11 @@ def test_names_of_cases_and_what_is_wrong_with_them_stay_at_the_hospital(tmp_pat
     assert len(left) > 10 and not any(word in text for text in left for word in ("a-00", "b-00", "Jane", "nowhere"))
 
 
-def test_compressed_replies_are_what_the_simulator_makes_of_them(tmp_path):
+def test_compressed_replies_are_what_the_simulator_makes_of_them(tmp_path, trained):
     for how, share in (("half", 0.51), ("int8", 0.26)):
         chosen = parse(config_of("fedavg"), {"run.compress": f'"{how}"'})
-        simulated = study.train(chosen, tmp_path / f"simulated {how}")
         deployed = go(tmp_path, chosen, Inside(workers(tmp_path / how)), f"deployed {how}")
-        one, other = states(simulated.folder.path), states(deployed.folder.path)
-        assert all(same(one[k], other[k]) for k in one)
+        assert equal_states(trained(chosen), deployed)
         sites = deployed.folder.records()[0].sites.values()
         assert all(s.bytes_up < share * s.bytes_down for s in sites)
 
@@ -294,16 +288,14 @@ def test_the_memory_of_the_best_round_outlives_a_restart_of_the_server(tmp_path)
     assert done.result.best_round == 0 and done.result.rounds == 5
 
 
-def test_what_a_phase_began_from_outlives_better_rounds_and_a_restart(tmp_path):
+def test_what_a_phase_began_from_outlives_better_rounds_and_a_restart(tmp_path, trained):
     then = '[[then]]\nalgorithm.name = "fine_tune"\nrun.rounds = 5\n'
     chosen = parse(f"{BASE}\n{then}", {"algorithm.name": '"ditto"'})
-    whole = go(tmp_path, chosen, Inside(workers(tmp_path / "undisturbed")), "whole")
     hosts = workers(tmp_path)
     with pytest.raises(Stop):
         go(tmp_path, chosen, Fragile(hosts, lambda h: h["kind"] == "train" and h["round"] == 6))
     done = coordinator.resume(tmp_path / "deployed", Fragile(hosts), deadlines=FAST)
-    one, other = states(whole.folder.path), states(done.folder.path)
-    assert one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    assert equal_states(trained(chosen), done)
 
 
 OWN = """

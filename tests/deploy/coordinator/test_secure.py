@@ -8,8 +8,22 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from consortium import FAST, NAMES, Inside, Stop, go, same, site_of, states, wanted, worker, workers
-from polysite import config, study
+from consortium import (
+    FAST,
+    NAMES,
+    Impatient,
+    Inside,
+    Recording,
+    Stop,
+    equal_states,
+    go,
+    site_of,
+    states,
+    wanted,
+    worker,
+    workers,
+)
+from polysite import config
 from polysite.deploy.certificates import issue, public_line
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.enrolment import fingerprint
@@ -35,42 +49,17 @@ def of_five(**more):
     return config.vary(secured(**more), CASES)
 
 
-class Recording(Inside):
-    """Keeps what left the sites, and lets some sites be silent: {site: kind or step}."""
-
-    def __init__(self, workers, silent=None):
-        super().__init__(workers)
-        self.silent, self.left = silent or {}, []
-
-    def answer(self, site, header, body):
-        if site in self.silent and self.silent[site] in (header["kind"], header.get("step")):
-            self.tokens.pop(site, None)
-            return None
-        got, out = super().answer(site, header, body)
-        self.left.append((site, header, body, got, out))
-        return got, out
-
-
-class Impatient(Recording):
-    """Ends where it would wait for sites to come back."""
-
-    def wait(self, seconds):
-        raise Stop
-
-
 def deployed(tmp_path, chosen, wire, names=NAMES, quorum=3, **more):
     deadlines = replace(FAST, quorum=quorum)
     return coordinator.run(chosen, wire, names, tmp_path / "deployed", deadlines=deadlines, assess=False, **more)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", pytest.param("ditto", marks=pytest.mark.soak)])
-def test_sites_come_to_the_bits_of_the_simulator_and_the_server_sees_no_reply(name, tmp_path):
+def test_sites_come_to_the_bits_of_the_simulator_and_the_server_sees_no_reply(name, tmp_path, trained):
     chosen = secured(name)
-    simulated = study.train(chosen, tmp_path / "simulated", evaluate=False)
     wire = Recording(workers(tmp_path))
     run = go(tmp_path, chosen, wire, evaluate=False)
-    one, other = states(simulated.folder.path), states(run.folder.path)
-    assert one and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    assert equal_states(trained(chosen), run)
     replies = [decode(out) for _, header, _, _, out in wire.left if header["kind"] == "train"]
     assert len(replies) == 6 and all(
         x.dtype == np.uint64 for p in replies for tree in p.values() for x in tree.values()
@@ -89,11 +78,8 @@ def test_sites_come_to_the_bits_of_the_simulator_and_the_server_sees_no_reply(na
     )
 
 
-def test_the_result_is_that_of_open_replies_within_rounding(tmp_path):
-    chosen = wanted("fedavg")
-    plain = study.train(chosen, tmp_path / "plain", evaluate=False)
-    masked = study.train(secured(), tmp_path / "masked", evaluate=False)
-    one, other = states(plain.folder.path), states(masked.folder.path)
+def test_the_result_is_that_of_open_replies_within_rounding(trained):
+    one, other = (states(trained(chosen).folder.path) for chosen in (wanted("fedavg"), secured()))
     assert one.keys() == other.keys()
     arrays = [(np.asarray(x), np.asarray(other[k].model[n])) for k in one for n, x in one[k].model.items()]
     assert arrays and max(float(np.abs(a - b).max()) for a, b in arrays) < 1e-5
@@ -128,11 +114,9 @@ class Restarting(Recording):
         return super().answer(site, header, body)
 
 
-def test_a_worker_that_is_killed_between_the_steps_goes_on_with_its_keys(tmp_path):
-    simulated = study.train(secured(), tmp_path / "simulated", evaluate=False)
+def test_a_worker_that_is_killed_between_the_steps_goes_on_with_its_keys(tmp_path, trained):
     run = go(tmp_path, secured(), Restarting(workers(tmp_path)), evaluate=False)
-    one, other = states(simulated.folder.path), states(run.folder.path)
-    assert all(same(one[k], other[k]) for k in one)
+    assert equal_states(trained(secured()), run)
 
 
 def answered(tmp_path, **policy):
@@ -211,6 +195,7 @@ def assessed(tmp_path, chosen, wire, names=NAMES):
     return run, json.loads((run.folder.path / "assessment" / "assessment.json").read_text())
 
 
+@pytest.mark.page
 def test_an_assessment_under_secure_sums_is_that_of_open_statistics_and_shows_no_list_of_a_hospital(tmp_path):
     once = {"run": {"rounds": 1, "validate_every": 1}, "assess": {"projections": 8}}
     _, plain = assessed(tmp_path / "open", config.vary(wanted("fedavg"), once), Inside(workers(tmp_path / "open")))
@@ -254,18 +239,16 @@ def test_too_few_hospitals_for_a_secure_comparison_are_an_incident(tmp_path):
 
 
 @pytest.mark.slow
-def test_clusters_of_patients_are_fitted_and_tuned_under_secure_sums(tmp_path):
+def test_clusters_of_patients_are_fitted_and_tuned_under_secure_sums(tmp_path, trained):
     """No hospital has to allow small sums: a sum is over all hospitals."""
     text = config.dump(wanted("cfft"))
     chosen = config.vary(config.parse(text), {"run": {"secure": {"use": "on"}}, "then": [{
         "algorithm": {"name": "cfft", "components": 2, "rounds": 1, "dimensions": 2, "restarts": 1, "iterations": 2,
                       "together": True}, "run": {"rounds": 40}}]})  # fmt: skip
     assert not SitePolicy().small_sums
-    simulated = study.train(chosen, tmp_path / "simulated", evaluate=False)
     wire = Recording(workers(tmp_path))
     run = go(tmp_path, chosen, wire, evaluate=False)
-    one, other = states(simulated.folder.path), states(run.folder.path)
-    assert one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    assert equal_states(trained(chosen), run)
     replies = [decode(out) for _, header, _, _, out in wire.left if header["kind"] == "train"]
     assert any("sums" in p for p in replies) and any("cluster_0" in p for p in replies)
     assert all(x.dtype == np.uint64 for p in replies for tree in p.values() for x in tree.values())

@@ -8,7 +8,6 @@ from nvflare.apis.signal import Signal
 
 from consortium import NAMES, change, same, states, wanted, workers
 from flare_fake import Job
-from polysite import study
 from polysite.deploy.flare import controller as controllers
 from polysite.deploy.flare.job import export
 from polysite.engines.run_folder import RunFolder
@@ -34,9 +33,8 @@ def here(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_job_that_is_submitted_again_goes_on_after_its_last_round(tmp_path, here):
+def test_a_job_that_is_submitted_again_goes_on_after_its_last_round(tmp_path, here, trained):
     chosen = wanted("scaffold")
-    simulated = study.train(chosen, tmp_path / "simulated")
     folder = export(chosen, tmp_path / "job", sites=NAMES, quorum=3, assess=False)
     sites, root = workers(tmp_path), tmp_path / "server"
     first = here(Job(folder, sites, lambda header: header["kind"] == "train" and header["round"] == 1))
@@ -46,8 +44,7 @@ def test_a_job_that_is_submitted_again_goes_on_after_its_last_round(tmp_path, he
     second = here(Job(folder, sites))
     second.run(root, folder, Signal())
     assert second.problems == [] and [kind for _, kind in second.asked].count("train") == 3
-    one, other = states(simulated.folder.path), states(run.path)
-    assert one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    assert same(states(trained(chosen).folder.path), states(run.path))
     assert any("started again" in i["what"] for r in (*run.records(), run.result) for i in r.incidents)
     # the copy that "nvflare job download" brings has the page, and no checkpoints
     copy = root / "job" / "polysite" / first.id

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from polysite.deploy.flower import messages, wire
 from polysite.deploy.flower.messages import CHUNK, OBJECT, PART, Chunk, content_of, deflate, pack, wrap
 from polysite.deploy.flower.objects import pushed
-from wire_ends import HEADER, Consortium, collected, empty, exchange, received, until
+from wire_ends import HEADER, collected, empty, exchange, received, until
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict  # isort: skip
 from flwr.common.serde import message_to_proto
@@ -73,11 +73,6 @@ class Answer:
     def push_all(self, names):
         for name in names:
             self.push(name)
-
-
-@pytest.fixture(scope="module")
-def consortium(tmp_path_factory):
-    return Consortium(tmp_path_factory.mktemp("consortium"))
 
 
 @pytest.fixture(scope="module")

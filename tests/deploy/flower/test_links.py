@@ -22,16 +22,11 @@ from polysite.deploy.project import SiteConfig
 from polysite.deploy.proxy import Proxy
 from polysite.deploy.site import courier, worker_process
 from slow_link import SlowLink
-from wire_ends import HEADER, Consortium, collected, empty, exchange, received, until
+from wire_ends import HEADER, collected, empty, exchange, received, until
 
 SLOW, DELAY = 256e3 / 8, 0.3  # 256 kbit/s, 300 ms
 CLOSED = 1  # a port without a listener
 SIZE = 80 << 10  # bytes of a small model: two and a half seconds each way
-
-
-@pytest.fixture(scope="module")
-def consortium(tmp_path_factory):
-    return Consortium(tmp_path_factory.mktemp("consortium"))
 
 
 @pytest.fixture

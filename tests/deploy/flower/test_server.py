@@ -27,7 +27,7 @@ from polysite.deploy.flower.objects import before_chunk, pulled, pushed, read_pu
 from polysite.deploy.flower.server import Link
 from polysite.deploy.flower.wire import Slot, read_response
 from polysite.errors import PayloadError, RunError
-from wire_ends import HEADER, Consortium, collected, empty, exchange, received, until
+from wire_ends import HEADER, collected, empty, exchange, received, until
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict  # isort: skip
 from flwr.common.serde import message_to_proto
@@ -37,11 +37,6 @@ from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushOb
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.date import now
-
-
-@pytest.fixture(scope="module")
-def consortium(tmp_path_factory):
-    return Consortium(tmp_path_factory.mktemp("consortium"))
 
 
 @pytest.fixture

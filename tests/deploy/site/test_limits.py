@@ -15,13 +15,11 @@ from polysite.costs.model import Demand
 from polysite.data import phantom
 from polysite.data.phantom import Hospital
 from polysite.deploy.identity import identity
-from polysite.deploy.project import SiteConfig
 from polysite.deploy.protocol import PROTOCOL
 from polysite.deploy.site import agreement, worker
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import Studies, Trace
-from polysite.deploy.site.worker import Worker
 from polysite.errors import ConfigError, DataError
 from polysite.payload import Payload, encode
 from polysite.study.estimate import demand
@@ -69,20 +67,6 @@ def scans(tmp_path_factory):
     cases = (phantom.draw(Hospital(14), site="north", index=k, seed=0, shape=(24, 24, 24)) for k in range(14))
     phantom.write(cases, root.parent)
     return root
-
-
-@pytest.fixture
-def hospital(tmp_path, monkeypatch):
-    """A maker of workers that share a state folder, as after a restart."""
-    monkeypatch.setenv("POLYSITE_CACHE", str(tmp_path / "cache"))
-
-    def made(data=None, **policy):
-        files = dict.fromkeys(("key", "certificate", "ca", "policy"), tmp_path)
-        site = SiteConfig(tmp_path / "site.toml", "north", "c:1", **files, state=tmp_path / "state", device="cpu")
-        given = {"name": "files", "path": str(data), "labels": {"WT": [1, 2, 4], "TC": [1, 4], "ET": [4]}}
-        return Worker(replace(site, data=given if data else {}), SitePolicy(**policy))
-
-    return made
 
 
 def ask(host, kind, body=b"", study="s", **header):

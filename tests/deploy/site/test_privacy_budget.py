@@ -8,7 +8,7 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from consortium import FAST, NAMES, Inside, Stop, go, states, wanted, worker, workers
+from consortium import FAST, NAMES, Impatient, Inside, Stop, go, states, wanted, worker, workers
 from polysite import assessment, config, study
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.protocol import Trained
@@ -28,32 +28,16 @@ def noisy(unit="patient", **run):
     return config.vary(wanted("fedavg"), {"train": {"private": private}, "run": run})
 
 
-class Recording(Inside):
-    """Keeps what left; ends where it would wait for sites to come back."""
-
-    def __init__(self, workers):
-        super().__init__(workers)
-        self.left = []
-
-    def answer(self, site, header, body):
-        got, out = super().answer(site, header, body)
-        self.left.append((site, header, body, got))
-        return got, out
-
-    def wait(self, seconds):
-        raise Stop
-
-
 USE = Release(2.0, 2 / 5, 3)  # of site a: five training cases, two in a step, one epoch
 
 
 def test_a_deployed_study_reports_epsilon_and_the_hospital_keeps_account(tmp_path):
-    wire = Recording(workers(tmp_path))
+    wire = Impatient(workers(tmp_path))
     run = go(tmp_path, noisy(), wire, evaluate=False)
     for record in run.folder.records():
         assert record.sites["a"].epsilon == pytest.approx(epsilon([USE] * (record.round + 1), 1e-5))
         assert record.sites["a"].steps == 3 and record.sites["a"].loss is None
-    trained = [got for _, header, _, got in wire.left if header["kind"] == "train"]
+    trained = [got for _, header, _, got, _ in wire.left if header["kind"] == "train"]
     assert len(trained) == 6 and all(set(got["fit_loss"]) == {0.0} for got in trained)  # the loss has no noise
     entries = PrivacyBudget(tmp_path / "sites" / "a").entries()
     assert [e.round for e in entries] == [0, 1] and {e.release for e in entries} == {USE}
@@ -65,9 +49,9 @@ def test_a_deployed_study_reports_epsilon_and_the_hospital_keeps_account(tmp_pat
     assert "steps, learning rates, noise" in (tmp_path / "sites" / "a" / "ledger.jsonl").read_text()
 
 
-def test_noise_at_a_hospital_does_not_follow_from_the_seed(tmp_path):
+def test_noise_at_a_hospital_does_not_follow_from_the_seed(tmp_path, trained):
     chosen = noisy("hospital", rounds=1, validate_every=1)
-    simulated = study.train(chosen, tmp_path / "simulated", evaluate=False)
+    simulated = trained(chosen)
     again = study.train(chosen, tmp_path / "again", evaluate=False)
     deployed = go(tmp_path, chosen, Inside(workers(tmp_path)), evaluate=False)
     models = [next(iter(states(r.folder.path).values())).model for r in (simulated, again, deployed)]
@@ -83,12 +67,12 @@ def test_the_budget_is_kept_over_studies_restarts_and_deleted_folders(tmp_path):
     """Room for two rounds and not for three: the third is refused, in whatever study and process it comes."""
     limit = (spent_after(USE, USE) + spent_after(USE, USE, USE)) / 2
     everyone = {i: worker(tmp_path, i, epsilon=limit if i == "a" else 0.0, similar_days=0.0) for i in NAMES}
-    go(tmp_path, noisy(rounds=2), Recording(everyone), evaluate=False)
+    go(tmp_path, noisy(rounds=2), Impatient(everyone), evaluate=False)
     shutil.rmtree(tmp_path / "sites" / "a" / "runs")  # a coordinator could ask for that; the account is elsewhere
-    again = Recording({i: worker(tmp_path, i, epsilon=limit if i == "a" else 0.0, similar_days=0.0) for i in NAMES})
+    again = Impatient({i: worker(tmp_path, i, epsilon=limit if i == "a" else 0.0, similar_days=0.0) for i in NAMES})
     with pytest.raises(Stop):  # the quorum is three
         go(tmp_path, config.vary(noisy(), {"seed": 5}), again, name="second", evaluate=False)
-    asked = [(site, got) for site, header, _, got in again.left if header["kind"] == "train"]
+    asked = [(site, got) for site, header, _, got, _ in again.left if header["kind"] == "train"]
     refused = [got.get("refused", "") for site, got in asked if site == "a"]
     assert len(refused) == 1 and "the privacy budget of this hospital is spent: policy.toml says epsilon" in refused[0]
     assert len(PrivacyBudget(tmp_path / "sites" / "a").entries()) == 2
@@ -97,10 +81,10 @@ def test_the_budget_is_kept_over_studies_restarts_and_deleted_folders(tmp_path):
 
 
 def test_a_request_that_comes_again_with_other_numbers_is_paid_again(tmp_path):
-    wire = Recording(workers(tmp_path))
+    wire = Impatient(workers(tmp_path))
     go(tmp_path, noisy(rounds=1, validate_every=1), wire, evaluate=False)
     budget = PrivacyBudget(tmp_path / "sites" / "a")
-    site, header, body, _ = next(x for x in wire.left if x[0] == "a" and x[1]["kind"] == "train")
+    site, header, body, _, _ = next(x for x in wire.left if x[0] == "a" and x[1]["kind"] == "train")
     assert len(budget.entries()) == 1
     fresh = worker(tmp_path, site)
     one, other = fresh.answer(header, body), fresh.answer(header, body)
@@ -108,7 +92,7 @@ def test_a_request_that_comes_again_with_other_numbers_is_paid_again(tmp_path):
 
 
 def test_a_damaged_account_stops_training(tmp_path):
-    wire = Recording(workers(tmp_path, epsilon=100.0))
+    wire = Impatient(workers(tmp_path, epsilon=100.0))
     (tmp_path / "sites" / "a" / "privacy.jsonl").write_text('{"study": "x"}\n')
     with pytest.raises(Stop):
         go(tmp_path, noisy(rounds=1, validate_every=1), wire, evaluate=False)
@@ -156,15 +140,15 @@ def test_a_study_resumes_with_what_it_has_spent(tmp_path):
 
 def test_a_study_under_noise_has_no_assessment_without_whatever_the_policy_allows(tmp_path):
     """Its statistics would be outside of the epsilon that the study reports."""
-    wire = Recording(workers(tmp_path))
+    wire = Impatient(workers(tmp_path))
     run = coordinator.run(noisy(rounds=1, validate_every=1), wire, NAMES, tmp_path / "run", deadlines=FAST,
                           evaluate=False)  # fmt: skip
     assert not (run.folder.path / "assessment").exists()
     assert "not be covered by the epsilon of this study" in str(run.folder.records()[0].incidents)
-    _, header, body, _ = next(x for x in wire.left if x[1]["kind"] == "train")
+    _, header, body, _, _ = next(x for x in wire.left if x[1]["kind"] == "train")
     got, out = wire.workers["a"].answer({**header, "kind": "assess"}, body)
     assert "an assessment without noise (assess.private) does not leave" in got["refused"] and not out
-    greeted = next(got for _, header, _, got in wire.left if header["kind"] == "hello")
+    greeted = next(got for _, header, _, got, _ in wire.left if header["kind"] == "hello")
     assert greeted["may_assess"] is False
 
 
@@ -178,10 +162,11 @@ def take(tmp_path, chosen, wire, name="run"):
     return coordinator.run(chosen, wire, NAMES, tmp_path / name, deadlines=FAST, evaluate=False)
 
 
+@pytest.mark.page
 @pytest.mark.parametrize("secure", ["off", "on"])
 def test_assessment_and_training_share_the_budget_and_the_epsilon_of_the_study(tmp_path, secure):
     chosen = assessed(run={"secure": {"use": secure}})
-    run = take(tmp_path, chosen, Recording(workers(tmp_path, epsilon=50.0)))
+    run = take(tmp_path, chosen, Impatient(workers(tmp_path, epsilon=50.0)))
     share = chosen.assess.release
     entries = PrivacyBudget(tmp_path / "sites" / "a").entries()
     assert [e.release for e in entries] == [share, USE] and epsilon([share], 1e-5) <= 2
@@ -206,7 +191,7 @@ def test_noise_on_the_assessment_does_not_follow_from_the_seed(tmp_path):
 
 def test_an_assessment_that_the_budget_does_not_reach_is_refused_before_a_case_is_opened(tmp_path, monkeypatch):
     everyone = {i: worker(tmp_path, i, epsilon=1.0 if i == "a" else 0.0) for i in NAMES}
-    wire, opened = Recording(everyone), []
+    wire, opened = Impatient(everyone), []
     monkeypatch.setattr(assessment, "assessed_sites", lambda *_, **__: opened.append(1))
     hello = {**_hello(tmp_path, assessed()), "kind": "hello"}
     assert "refused" not in wire.workers["a"].answer(hello, b"")[0]

@@ -13,33 +13,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import studies
 from polysite.cli import app
 from polysite.cluster.mixture import scaled
 from polysite.deploy.identity import identity
-from polysite.deploy.project import SiteConfig
 from polysite.deploy.protocol import PROTOCOL
 from polysite.deploy.site import courier, ipc, ledger, process
 from polysite.deploy.site.policy import SitePolicy
-from polysite.deploy.site.worker import Worker
 from polysite.errors import ConfigError, RunError
 from polysite.payload import Payload, decode, encode
 
-STUDY = """
-[data]
-name = "phantom"
-shape = [24, 24, 24]
-sites.north = { cases = 12 }
-[model]
-filters = [4, 8, 8]
-[train]
-patch = [16, 16, 16]
-augment = "none"
-device = "cpu"
-%s
-[run]
-rounds = 100
-%s
-"""
+STUDY = studies.text({"north": 12}, 'augment = "none"\n%s', "rounds = 100\n%s", filters=(4, 8, 8))
 CLASSES = """
 [data]
 name = "phantom_classes"
@@ -52,16 +36,6 @@ patch = [16, 16]
 device = "cpu"
 """
 WRAPPED = 'name = "clustered"\ngroups.a = ["north"]\ninner = { name = "%s" }\n'
-
-
-@pytest.fixture
-def hospital(tmp_path):
-    def made(**policy):
-        files = dict.fromkeys(("key", "certificate", "ca", "policy"), tmp_path)
-        site = SiteConfig(tmp_path / "site.toml", "north", "c:1", **files, state=tmp_path / "state", device="cpu")
-        return Worker(site, SitePolicy(**policy))
-
-    return made
 
 
 def ask(host, kind, body=b"", study="s", **header):

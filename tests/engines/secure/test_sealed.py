@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+import polysite as ps
 from polysite import assessment, config
 from polysite.engines.secure.member import open_session, packed, take_step, unpacked
 from polysite.engines.secure.sealed import Seal, analysed, analyst_of, protecting
@@ -15,6 +16,7 @@ from polysite.heterogeneity.assessment import analyse
 from polysite.heterogeneity.exchange import Assess
 from polysite.heterogeneity.verdict import judge
 from polysite.payload import Payload
+from studies import tiny
 
 ASSESS = Assess(projections=0, permutations=99, resamples=100)
 FOUR = ("anna", "bonn", "carl", "dora")
@@ -132,21 +134,9 @@ def test_a_comparison_that_is_none_is_refused(change):
 
 @pytest.mark.parametrize("scale", ["pooled", "first"])
 def test_a_simulated_assessment_gives_the_same_either_way(tmp_path, scale):
-    text = f"""
-    [data]
-    name = "phantom"
-    shape = [24, 24, 24]
-    sites.a = {{ cases = 8 }}
-    sites.b = {{ cases = 8 }}
-    sites.c = {{ cases = 8, gamma = 1.6 }}
-    [assess]
-    projections = 8
-    permutations = 99
-    resamples = 100
-    other_encoders = []
-    scale = "{scale}"
-    """
-    chosen = config.parse(text)
+    sites = {"a": 6, "b": 6, "c": ps.Hospital(cases=6, gamma=1.6)}
+    settings = replace(ASSESS, projections=8, other_encoders=(), scale=scale)
+    chosen = tiny(sites, assess=settings)
     plain = assessment.assess(chosen, tmp_path / "plain")
     masked = assessment.assess(config.vary(chosen, {"run": {"secure": {"use": "on"}}}), tmp_path / "masked")
     assert asdict(plain.verdict) == asdict(masked.verdict)

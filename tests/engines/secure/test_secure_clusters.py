@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
+import studies
 from polysite import config, study
 from polysite.algorithms import cfft
 from polysite.algorithms.base import facts, is_finished
@@ -93,32 +94,12 @@ def test_what_is_pooled_or_withheld_does_not_go_together():
         config.parse('run.secure.use = "on"\n[[then]]\nalgorithm.name = "cfft"\nrun.rounds = 200\n')
 
 
-PHANTOMS = """
-[data]
-name = "phantom"
-shape = [24, 24, 24]
-[data.sites]
-a = { cases = 8 }
-b = { cases = 8, gamma = 1.6 }
-c = { cases = 8, noise = 0.2 }
-[train]
-patch = [16, 16, 16]
-batch = 2
-patches = 1
-device = "cpu"
-[model]
-name = "unet_small"
-filters = [2, 4, 4]
-[run]
-rounds = 1
-[[then]]
-algorithm.name = "cfft"
-algorithm.components = [3]
-algorithm.rounds = 1
-algorithm.dimensions = 4
-algorithm.restarts = 2
+SITES = {"a": 8, "b": "cases = 8, gamma = 1.6", "c": "cases = 8, noise = 0.2"}
+THEN = """[[then]]
+algorithm = { name = "cfft", components = [3], rounds = 1, dimensions = 4, restarts = 2%s }
 run.rounds = 60
 """
+PHANTOMS = studies.text(SITES, "batch = 2", "rounds = 1%s", model="unet_small") + THEN
 
 
 @pytest.mark.slow
@@ -126,8 +107,8 @@ def test_phantoms_have_the_same_clusters_under_secure_sums(tmp_path):
     """The adjusted Rand index of the clusters of open and of secure sums, and of a pooled fit, is 1; the distances of
     the cases from the centres agree within the rounding of fixed point."""
     found = {}
-    secure = PHANTOMS.replace("[run]\n", '[run]\nsecure.use = "on"\n') + "algorithm.together = true\n"
-    for name, text in (("open", PHANTOMS), ("secure", secure)):
+    secure = PHANTOMS % ('\nsecure.use = "on"', ", together = true")
+    for name, text in (("open", PHANTOMS % ("", "")), ("secure", secure)):
         chosen = config.parse(text)
         engine = study.simulator(chosen)
         (_, phase) = config.phases(chosen)
