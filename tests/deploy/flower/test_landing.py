@@ -33,16 +33,14 @@ class Answer:
         tree, self.objects = deflate(message)
         self.run, self.reply = message.metadata.run_id, tree.object_id
         bare = message_to_proto(Message(content=RecordDict(), metadata=message.metadata))
-        request = PushMessagesRequest(node=self.fleet._line.node, messages_list=[bare], message_object_trees=[tree])
+        request = PushMessagesRequest(node=self.fleet.node, messages_list=[bare], message_object_trees=[tree])
         request.clientapp_runtime_list.append(0.0)
-        self.session = self.fleet._line.client.PushMessages(request).session_id
+        self.session = self.fleet.client.PushMessages(request).session_id
         self.chunks = [name for name, each in self.objects.items() if isinstance(each, Chunk)]
         self.small = [name for name in self.objects if name not in self.chunks]
 
     def parts(self, name, content=None):
-        request = PushObjectRequest(
-            node=self.fleet._line.node, run_id=self.run, session_id=self.session, object_id=name
-        )
+        request = PushObjectRequest(node=self.fleet.node, run_id=self.run, session_id=self.session, object_id=name)
         return pushed(request, content or content_of(self.objects[name]))
 
     def push(self, name, content=None, header=None):
@@ -50,22 +48,18 @@ class Answer:
         stored, or the status of a refusal."""
         headers = {OBJECT: header or name}
         try:
-            answer = self.fleet._line.post("push-object", self.parts(name, content), headers=headers)
+            answer = self.fleet.post("push-object", self.parts(name, content), headers=headers)
         except httpx.HTTPStatusError as refused:
             return refused.response.status_code
         return PushObjectResponse.FromString(answer).stored
 
     def push_part(self, name, start, data, total=None):
         """Push a part of a chunk; return how much has arrived and whether it is stored, or the status of a refusal."""
-        request = PushObjectRequest(
-            node=self.fleet._line.node, run_id=self.run, session_id=self.session, object_id=name
-        )
+        request = PushObjectRequest(node=self.fleet.node, run_id=self.run, session_id=self.session, object_id=name)
         size = len(self.objects[name].data) if total is None else total
         headers = {OBJECT: name, PART: f"{start} {len(data)} {size}"}
         try:
-            have, stored = self.fleet._line.post(
-                "push-object", [request.SerializeToString(), data], headers=headers
-            ).split()
+            have, stored = self.fleet.post("push-object", [request.SerializeToString(), data], headers=headers).split()
         except httpx.HTTPStatusError as refused:
             return refused.response.status_code
         return int(have), stored == b"1"
@@ -127,7 +121,7 @@ def test_a_courier_of_the_former_version_is_understood(ends, small_chunks):
     sent = link.send("north", HEADER, b"", 60, "1")
     answer = Answer(north)
     for name in answer.objects:
-        north._line.post("push-object", answer.parts(name))
+        north.post("push-object", answer.parts(name))
         assert not link._answers.landings
     answered(link, sent)
 
@@ -255,7 +249,7 @@ def test_a_part_that_stalls_cannot_write_after_another_took_over(consortium, end
     answer.push_all(answer.small)
     name, instance = answer.chunks[1], link._guard._instances["north"].decode()
     data, front = answer.objects[name].data, len(BODY[:SIZE])
-    request = PushObjectRequest(node=north._line.node, run_id=answer.run, session_id=answer.session, object_id=name)
+    request = PushObjectRequest(node=north.node, run_id=answer.run, session_id=answer.session, object_id=name)
     before = request.SerializeToString()
     with closing(consortium.connection(link, "north")) as slow:
         slow.putrequest("POST", "/v1/fleet/push-object")

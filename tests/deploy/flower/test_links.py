@@ -52,7 +52,7 @@ def test_a_site_is_there_as_long_as_its_bytes_move(consortium, link, monkeypatch
     monkeypatch.setattr("flwr.server.superlink.linkstate.in_memory_linkstate.HEARTBEAT_PATIENCE", 0.3)  # 3 s
     gone = []
     with SlowLink(link.port, SLOW, 0.05) as slow, consortium.fleet(slow, "north", timeout=3.0) as north:
-        north._line._beat = lambda: True
+        north._beat = lambda: True
         north.connect()
         sent = link.send("north", HEADER, b"abc", 60, "1")
         asked, over = received(north), threading.Event()
@@ -115,17 +115,17 @@ def test_a_request_whose_receipt_was_confirmed_into_a_cut_is_not_lost(consortium
     """The coordinator takes it for received and would not send it again."""
     with consortium.fleet(link, "north", patience=0.1) as north:
         north.connect()
-        confirm = north._line.client.ConfirmMessageReceived
+        confirm = north.client.ConfirmMessageReceived
 
         def cut(request):
             confirm(request)
             raise ConnectionResetError
 
-        north._line.client.ConfirmMessageReceived = cut
+        north.client.ConfirmMessageReceived = cut
         sent = link.send("north", HEADER, b"abc", 60, "1")
         with pytest.raises(Lost):
             received(north)
-        north._line.client.ConfirmMessageReceived = confirm
+        north.client.ConfirmMessageReceived = confirm
         north.connect()
         asked = received(north)
         assert asked.body == b"abc" and north.answer(asked, {}, b"def")

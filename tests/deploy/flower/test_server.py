@@ -133,8 +133,8 @@ def announced(north, asked):
     message = Message(pack({"half": True}, b"x" * 100), reply_to=asked.message)
     tree, _ = deflate(message)
     bare = message_to_proto(Message(content=RecordDict(), metadata=message.metadata))
-    request = PushMessagesRequest(node=north._line.node, messages_list=[bare], message_object_trees=[tree])
-    north._line.client.PushMessages(request)
+    request = PushMessagesRequest(node=north.node, messages_list=[bare], message_object_trees=[tree])
+    north.client.PushMessages(request)
 
 
 @pytest.mark.parametrize("ending", ["forgotten", "given anew"])
@@ -156,12 +156,12 @@ def test_half_an_answer_is_none(link, north, ending):
 def test_a_message_that_got_lost_on_the_way_comes_again(consortium, link, north):
     sent = link.send("north", HEADER, b"abc", 60, "1")
     first = link.online()
-    north._line.client.PullMessages(PullMessagesRequest(node=north._line.node))  # and nobody heard the response
+    north.client.PullMessages(PullMessagesRequest(node=north.node))  # and nobody heard the response
     assert received(north).body == b"abc"
     assert north.receive() is None  # what was confirmed does not
     link.forget([sent])
     link.send("north", HEADER, b"def", 60, "1")
-    north._line.client.PullMessages(PullMessagesRequest(node=north._line.node))
+    north.client.PullMessages(PullMessagesRequest(node=north.node))
     north.close()
     assert link.online() == {}
     with consortium.fleet(link, "north") as again:
@@ -293,7 +293,7 @@ def test_an_object_that_is_empty_is_refused(link, north, monkeypatch):
 
 def test_a_chunk_of_two_arrays_has_one_size(north):
     with pytest.raises(PayloadError, match="different size"):
-        north._pull_chunk(north._line.node, 0, "0" * 64, [memoryview(bytearray(3)), memoryview(bytearray(4))])
+        north._pull_chunk(north.node, 0, "0" * 64, [memoryview(bytearray(3)), memoryview(bytearray(4))])
 
 
 def test_half_an_answer_does_not_count_against_the_limit(consortium):
@@ -301,11 +301,11 @@ def test_half_an_answer_does_not_count_against_the_limit(consortium):
     with consortium.link(limit=2 * CHUNK) as link, consortium.fleet(link, "north") as north:
         north.connect()
         sent, body = link.send("north", HEADER, b"abc", 60, "1"), secrets.token_bytes(CHUNK + CHUNK // 2)
-        asked, whole = received(north), north._line.all
-        north._line.all = lambda do, names: whole(do, list(names)[:2])  # killed after two small parts and the chunks
+        asked, whole = received(north), north.all
+        north.all = lambda do, names: whole(do, list(names)[:2])  # killed after two small parts and the chunks
         for attempt in range(3):
             assert north.answer(asked, {"attempt": attempt}, body)
-        north._line.all = whole
+        north.all = whole
         assert north.answer(asked, {"attempt": 3}, body)
         (answer,) = collected(link, sent)
         assert (answer.error, answer.body == body) == ("", True) and empty(link)
