@@ -92,10 +92,10 @@ def loads(
     validation = {site: splits["validation"] for site, splits in sizes.items() if splits["validation"]}
     done: list[Mapping[str, Load]] = []
     for phase in config.phases(study):
-        few = most
-        if most and facts(phase.algorithm).exchanges:  # all its rounds are needed, but one start of a mixture will do
-            once = {"restarts": 1} if hasattr(phase.algorithm, "restarts") else {}
-            few, phase = None, replace(phase, algorithm=replace(phase.algorithm, **once))
+        algorithm: Any = phase.algorithm
+        few = None if facts(algorithm).exchanges else most  # such an algorithm needs all its rounds
+        if most and hasattr(algorithm, "restarts"):
+            phase = replace(phase, algorithm=replace(algorithm, restarts=1))  # one start of a mixture will do
         done += _rehearsed(phase, params, train, validation, done, look, few)
     return done
 
