@@ -124,11 +124,12 @@ def test_a_captured_step_that_a_later_run_compiles_keeps_its_loss_and_gradients(
     steps = GpuSteps(net, False, "auto", 12)
     steps.device = torch.device("cuda")  # where small steps are captured
     for later in (False, True):
+        if later:
+            steps.begin(10**9, 0)
         for _ in range(12):
             assert steps.backward(*batch(2), LOSS, 2) == pytest.approx(float(loss), abs=1e-6)
         (step,) = steps._steps.values()
         assert bool(step.compiled) == later and (later or step.run is not None)
-        steps.begin(10**9, 0)
     close(net, wanted)
 
 
