@@ -91,7 +91,7 @@ def attempt(reader: Reader, content: bytes, tally: Tally) -> str:
         if "\n" in text or len(text) > MAX_SENTENCE or isinstance(refusal.__cause__, MemoryError):
             kind = "memory" if isinstance(refusal.__cause__, MemoryError) else "a refusal that is no sentence"
             tally.note(kind, text, content)
-        return gist(text)
+        return _gist(text)
     except Hang:
         tally.note("a hang", f"more than {SECONDS} s", content)
     except Exception as problem:
@@ -101,7 +101,7 @@ def attempt(reader: Reader, content: bytes, tally: Tally) -> str:
     return "found"
 
 
-def gist(text: str) -> str:
+def _gist(text: str) -> str:
     """Return a refusal without quoted values, paths and numbers, by which refusals of one kind are the same."""
     return re.sub(r"'[^']*'|\"[^\"]*\"|\S*[\d/\\]\S*", "_", text)[:70]
 
