@@ -48,7 +48,7 @@ class Removed:
 
 
 # by dotted key: of a study, or with site., policy. or server. before it, of the file with this name
-REMOVED: dict[str, Removed] = {}
+REMOVED = {"train.clean.auto": Removed("choose a fixed cleaning, such as train.clean.largest = true", idle=False)}
 _reported: set[str] = set()
 
 
