@@ -16,7 +16,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -252,11 +251,6 @@ def _array(b: memoryview, first: int, entry: Mapping[str, Any]) -> np.ndarray:
         entry["shape"], np.dtype(TYPES[entry["dtype"]]).newbyteorder("<"), b, first + entry["data_offsets"][0]
     )
     return a if a.flags.aligned else a.copy()
-
-
-def mapped(path: Path) -> memoryview:
-    """Map a file into memory; what is written there (torch demands writable memory) changes no file."""
-    return memoryview(np.memmap(path, np.uint8, "c"))
 
 
 def _same(x: Any, y: Any) -> bool:

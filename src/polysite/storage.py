@@ -15,6 +15,8 @@ from secrets import token_hex
 from shutil import copyfile, rmtree
 from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
+
 from polysite.errors import RunError
 from polysite.foreign import parse_json
 from polysite.locks import held
@@ -256,3 +258,8 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def mapped(path: Path) -> memoryview:
+    """Map a file into memory; what is written there (torch demands writable memory) changes no file."""
+    return memoryview(np.memmap(path, np.uint8, "c"))  # type: ignore[arg-type]

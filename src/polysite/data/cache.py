@@ -26,8 +26,8 @@ from polysite.data.case import Case, CaseRef
 from polysite.data.prepare import Prepare
 from polysite.errors import ConfigError, DataError, PayloadError, RunError
 from polysite.foreign import parse_json
-from polysite.payload import STORED, mapped, pack, unpack
-from polysite.storage import write_file
+from polysite.payload import STORED, pack, unpack
+from polysite.storage import mapped, write_file
 
 VERSION = 1  # of the preparation; a new version makes every entry again, and so does another MONAI
 SUFFIX = ".safetensors"
@@ -163,7 +163,8 @@ def _open(file: Path) -> Case | None:
     try:
         texts, arrays = unpack(mapped(file), STORED)  # copy-on-write: the file must not change
         facts, image, label = parse_json(texts["polysite"]), arrays["image"], arrays["label"]
-        sound = (image.dtype, label.dtype, [zlib.crc32(a.data) for a in (image, label)]) == ("<f4", "u1", facts["sum"])
+        sound = image.dtype == "<f4" and label.dtype == "u1"
+        sound = sound and [zlib.crc32(a.data) for a in (image, label)] == facts["sum"]
         return Case("", "", image, label, tuple(facts["spacing"]), unit=facts["unit"]) if sound else None
     except (OSError, ValueError, TypeError, KeyError, OverflowError, DataError, PayloadError):
         return None

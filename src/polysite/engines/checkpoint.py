@@ -17,11 +17,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from polysite import payload
 from polysite.errors import PolysiteError, RunError, shown
 from polysite.foreign import parse_json
 from polysite.payload import STORED, Payload, pack, plain, unpack
-from polysite.storage import link_file, write_file
+from polysite.storage import link_file, mapped, write_file
 from polysite.tree import Tree
 
 Lift = Callable[[Tree], Tree]
@@ -65,7 +64,7 @@ def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = (), ma
         mapped: Map the arrays into memory instead of reading them.
     """
     try:
-        header, there = unpack(payload.mapped(path), STORED)
+        header, there = unpack(mapped(path), STORED)
         arrays = there if mapped else {k: a.copy() for k, a in there.items()}
         digest, _, shape = header["checkpoint"].partition(" ")
         if digest != _digest(shape, arrays):
@@ -81,7 +80,7 @@ def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = (), ma
 def _header(path: Path) -> Mapping[str, str]:
     """Return the header of a checkpoint, which has the digest of its content; empty if it cannot be read."""
     try:
-        return unpack(payload.mapped(path), STORED)[0]
+        return unpack(mapped(path), STORED)[0]
     except DAMAGE:
         return {}
 

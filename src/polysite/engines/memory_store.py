@@ -15,8 +15,8 @@ from tempfile import mkdtemp
 from typing import Any, Literal
 
 from polysite import machine
-from polysite.payload import STORED, Payload, SiteId, decode, encode, mapped
-from polysite.storage import write_file
+from polysite.payload import STORED, Payload, SiteId, decode, encode
+from polysite.storage import mapped, write_file
 
 Where = Literal["device", "host", "disk"]
 SHARE = 0.5  # of the free memory of the device, and of the machine, that memories may take
