@@ -260,6 +260,6 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def mapped(path: Path) -> memoryview:
+def map_file(path: Path) -> memoryview:
     """Map a file into memory; what is written there (torch demands writable memory) changes no file."""
     return memoryview(np.memmap(path, np.uint8, "c"))  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from polysite.data.prepare import Prepare
 from polysite.errors import ConfigError, DataError, PayloadError, RunError
 from polysite.foreign import parse_json
 from polysite.payload import STORED, pack, unpack
-from polysite.storage import mapped, write_file
+from polysite.storage import map_file, write_file
 
 VERSION = 1  # of the preparation; a new version makes every entry again, and so does another MONAI
 SUFFIX = ".safetensors"
@@ -161,7 +161,7 @@ def _write(file: Path, content: Buffer) -> None:
 def _open(file: Path) -> Case | None:
     """Return the memory-mapped case in an entry; None if it is missing or damaged."""
     try:
-        texts, arrays = unpack(mapped(file), STORED)  # copy-on-write: the file must not change
+        texts, arrays = unpack(map_file(file), STORED)  # copy-on-write: the file must not change
         facts, image, label = parse_json(texts["polysite"]), arrays["image"], arrays["label"]
         sound = image.dtype == "<f4" and label.dtype == "u1"
         sound = sound and [zlib.crc32(a.data) for a in (image, label)] == facts["sum"]

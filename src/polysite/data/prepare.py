@@ -53,6 +53,7 @@ class Prepare:
 
     def place(self, case: Case, patch: Sequence[int]) -> tuple[Case, Placement]:
         """Return the prepared case, and its place in the scan, by which predictions find their way back."""
+        import monai  # noqa: F401 - whole, before its parts: threads that import parts at once meet half of it
         from monai.transforms.croppad.array import SpatialPad  # here, since it takes seconds to import
 
         dims = case.image.ndim - 1

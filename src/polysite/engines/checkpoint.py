@@ -20,7 +20,7 @@ import numpy as np
 from polysite.errors import PolysiteError, RunError, shown
 from polysite.foreign import parse_json
 from polysite.payload import STORED, Payload, pack, plain, unpack
-from polysite.storage import link_file, mapped, write_file
+from polysite.storage import link_file, map_file, write_file
 from polysite.tree import Tree
 
 Lift = Callable[[Tree], Tree]
@@ -64,7 +64,7 @@ def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = (), ma
         mapped: Map the arrays into memory instead of reading them.
     """
     try:
-        header, there = unpack(mapped(path), STORED)
+        header, there = unpack(map_file(path), STORED)
         arrays = there if mapped else {k: a.copy() for k, a in there.items()}
         digest, _, shape = header["checkpoint"].partition(" ")
         if digest != _digest(shape, arrays):
@@ -80,7 +80,7 @@ def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = (), ma
 def _header(path: Path) -> Mapping[str, str]:
     """Return the header of a checkpoint, which has the digest of its content; empty if it cannot be read."""
     try:
-        return unpack(mapped(path), STORED)[0]
+        return unpack(map_file(path), STORED)[0]
     except DAMAGE:
         return {}
 

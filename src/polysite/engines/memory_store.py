@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from polysite import machine
 from polysite.payload import STORED, Payload, SiteId, decode, encode
-from polysite.storage import mapped, write_file
+from polysite.storage import map_file, write_file
 
 Where = Literal["device", "host", "disk"]
 SHARE = 0.5  # of the free memory of the device, and of the machine, that memories may take
@@ -35,7 +35,7 @@ class Stored:
         if self._kept is not None:
             return self._kept
         assert self._file is not None
-        return decode(mapped(self._file), STORED)
+        return decode(map_file(self._file), STORED)
 
 
 class Memories(Mapping[SiteId, Payload]):
