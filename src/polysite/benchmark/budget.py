@@ -15,9 +15,7 @@ from polysite.costs.budget import Kind, rounds_for, spent
 from polysite.errors import ConfigError
 
 
-def equalise(
-    studies: Mapping[str, Study], reference: str | None, kind: Kind, sizes: study.Sizes | None = None
-) -> dict[str, Study]:
+def equalise(studies: Mapping[str, Study], reference: str | None, kind: Kind) -> dict[str, Study]:
     """Return the studies with the number of rounds whose cost is nearest to that of the reference.
 
     The rounds of all phases of a study change by one factor (`lengthen`). A study without a cost of this kind, such as
@@ -27,25 +25,24 @@ def equalise(
         studies: The study of every method.
         reference: Method whose cost is the budget; None: fedavg, or the first method without it.
         kind: What is equal: rounds (returns the studies unchanged), or steps or bytes over all sites and rounds.
-        sizes: Numbers of cases that hospitals reported, where the data are not here; None counts the studies' cases.
     """
     if kind == "rounds":
         return dict(studies)
     chosen = reference or ("fedavg" if "fedavg" in studies else next(iter(studies)))
     if chosen not in studies:
         raise ConfigError(f"the budget is that of {chosen!r}, which is left out; add --only {chosen!r}")
-    budget = spent(study.loads(studies[chosen], sizes=sizes), kind)
+    budget = spent(study.loads(studies[chosen]), kind)
     if not budget:
         raise ConfigError(f"{chosen!r} sends nothing, so no method can have its bytes; choose another reference")
-    return {n: s if n == chosen else _equal(s, budget, kind, sizes) for n, s in studies.items()}
+    return {n: s if n == chosen else _equal(s, budget, kind) for n, s in studies.items()}
 
 
-def _equal(chosen: Study, budget: int, kind: Kind, sizes: study.Sizes | None) -> Study:
+def _equal(chosen: Study, budget: int, kind: Kind) -> Study:
     whole = sum(training_rounds(phase) for phase in config.phases(chosen))
     params = study.initial_params(chosen)
 
     def cost(rounds: int) -> int:
-        return spent(study.loads(lengthen(chosen, rounds / whole), sizes=sizes, params=params), kind)
+        return spent(study.loads(lengthen(chosen, rounds / whole), params=params), kind)
 
     return lengthen(chosen, rounds_for(budget, cost, whole) / whole)
 

@@ -409,14 +409,13 @@ def _on_shared(seeds: Sequence[Mapping[str, set[Key]]], distance: bool) -> tuple
     )
 
 
-def refuse_too_large(work: Sequence[Job], out: Path, elsewhere: bool = False) -> None:
+def refuse_too_large(work: Sequence[Job], out: Path) -> None:
     """Refuse, by lower bounds, a run whose training step exceeds the memory, and runs whose models exceed the free
     disk space. Every run estimates the rest when it starts.
 
     Args:
         work: The runs.
         out: Folder of the models, which need not exist.
-        elsewhere: Whether they train on other machines, whose memory is not known here.
     """
     steps: dict[Any, TrainingStep] = {}
     stored = 0
@@ -425,8 +424,7 @@ def refuse_too_large(work: Sequence[Job], out: Path, elsewhere: bool = False) ->
         key = (chosen.model, chosen.train, chosen.data.task)
         if key not in steps:
             steps[key] = step_bytes(chosen, study.build_module(chosen))
-            if not elsewhere:
-                _refuse_memory(job, steps[key].total)
+            _refuse_memory(job, steps[key].total)
         model = steps[key].model
         stored += 0 if job.run.exists() else folder_bytes(chosen, model, model)
     free = free_disk(out)

@@ -72,7 +72,6 @@ def cost(study: Study, grid: bool = True) -> Cost:
 def loads(
     study: Study,
     look: Look | None = None,
-    sizes: Sizes | None = None,
     params: Tree | None = None,
     most: int | None = None,
 ) -> list[Mapping[str, Load]]:
@@ -81,15 +80,13 @@ def loads(
     Args:
         study: The study.
         look: Sees the server's state and the memories of the sites after every round.
-        sizes: Numbers of cases that hospitals reported, where the data are not here; None counts the study's cases.
         params: Initial parameters; None builds the network of the study.
         most: Rounds of a phase to rehearse; the others are assumed to be like the last of these. None rehearses all.
     """
     params = initial_params(study) if params is None else params
-    if sizes is None:
-        sizes = {site: {k: len(splits[k]) for k in SPLITS} for site, splits in deal_cases(study).items()}
-    train = {site: splits["train"] for site, splits in sizes.items() if splits["train"]}
-    validation = {site: splits["validation"] for site, splits in sizes.items() if splits["validation"]}
+    dealt = deal_cases(study)
+    train = {site: len(splits["train"]) for site, splits in dealt.items() if splits["train"]}
+    validation = {site: len(splits["validation"]) for site, splits in dealt.items() if splits["validation"]}
     done: list[Mapping[str, Load]] = []
     for phase in config.phases(study):
         algorithm: Any = phase.algorithm

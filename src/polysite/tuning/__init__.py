@@ -2,15 +2,12 @@
 
 from polysite.tuning.budgets import budget
 from polysite.tuning.page import write as write_page
-from polysite.tuning.runners import Runner, Simulated
 from polysite.tuning.search import Plan, Tuned, plan, tune
 from polysite.tuning.space import Space, load
 from polysite.tuning.tables import plan_table, table
 
 __all__ = [
     "Plan",
-    "Runner",
-    "Simulated",
     "Space",
     "Tuned",
     "budget",

@@ -20,12 +20,10 @@ def budget(
     hours: float | None = None,
     gigabytes: float | None = None,
     default: float = DEFAULT,
-    sizes: study.Sizes | None = None,
 ) -> tuple[float, Kind]:
     """Return a budget in whole trainings of the reference, and what candidates have equal: steps, or bytes.
 
     At most one kind of budget may be given; without any it is ``default`` trainings.
-    ``sizes`` has the numbers of cases that hospitals reported, where the data are not here.
     """
     given = {"trainings": trainings, "rounds": rounds, "hours": hours, "gigabytes": gigabytes}
     asked = {k: v for k, v in given.items() if v is not None}
@@ -37,7 +35,7 @@ def budget(
     reference = space.study(base, Candidate(space.reference))
     if kind == "trainings":
         return amount, "steps"
-    loads = study.loads(reference, sizes=sizes)
+    loads = study.loads(reference)
     if kind == "rounds":
         return amount / len(loads), "steps"
     if kind == "gigabytes":

@@ -18,9 +18,9 @@ import tomli_w
 
 from polysite import config, study
 from polysite.benchmark.budget import equalise
-from polysite.benchmark.jobs import Job, Step, inner_job, silent, with_standings
+from polysite.benchmark.jobs import Job, Step, check, inner_job, refuse_too_large, silent, with_standings
 from polysite.benchmark.scores import LAST, last_scores
-from polysite.benchmark.workers import kept
+from polysite.benchmark.workers import kept, work
 from polysite.config import Study
 from polysite.costs.budget import Kind
 from polysite.errors import ConfigError, RunError
@@ -29,7 +29,6 @@ from polysite.report.live import Standing
 from polysite.spreadsheets import Writer
 from polysite.storage import write_file
 from polysite.tuning.halving import Rung, affordable, cost, rungs, survivors
-from polysite.tuning.runners import Runner, Simulated
 from polysite.tuning.space import Candidate, Space
 
 AT_RUNGS = 0.3  # smallest share of a training where scores come from the rungs alone: a third is the first rung
@@ -98,12 +97,6 @@ class Plan:
         """Cost in whole trainings of the reference, at most."""
         return self.inner * cost(self.rungs)
 
-    @property
-    def studies(self) -> int:
-        """Number of studies that real hospitals take part in: one per candidate and inner fold, and the study itself,
-        with which they are greeted first."""
-        return 1 + self.inner * len(self.candidates)
-
 
 def plan(base: Study, space: Space, trainings: float, inner: int = 3) -> Plan:
     """Return the candidates and rungs that a budget affords; every method has equally many candidates.
@@ -145,7 +138,7 @@ def tune(
     trainings: float,
     inner: int = 3,
     equal: Kind = "steps",
-    runner: Runner = Simulated(),
+    parallel: int | None = None,
     step: Step = silent,
     seen: Callable[[Tuned], object] = lambda found: None,
 ) -> Tuned:
@@ -158,7 +151,7 @@ def tune(
         trainings: The budget, in whole trainings of the reference.
         inner: Number of inner folds, each of which validates once.
         equal: What is equal for all candidates: rounds, or local steps or bytes of a whole training.
-        runner: Where the runs take place: simulated in processes of this machine, or at real hospitals.
+        parallel: Largest number of runs in parallel; None for as many as fit.
         step: Reports progress.
         seen: Sees the state of the search after every rung.
 
@@ -171,12 +164,13 @@ def tune(
     same_settings(out, "tune.toml", settings)
     names = {f"{k:03d} {c.method}": c for k, c in enumerate(planned.candidates)}
     reference = next(iter(names))  # the reference with its own values
-    sizes = runner.meet(base, out, step)
-    studies = equalise({n: space.study(base, c) for n, c in names.items()}, reference, equal, sizes)
+    studies = equalise({n: space.study(base, c) for n, c in names.items()}, reference, equal)
     jobs = {n: [inner_job(out, n, s, inner, k) for k in range(inner)] for n, s in studies.items()}
-    refused = runner.check([job for mine in jobs.values() for job in mine], out, step)
-    _begin(out, settings, jobs)
-    rows = {n: Row(n, c, 0.0, None, {}, (), _why(jobs[n], refused)) for n, c in names.items()}
+    every = [job for mine in jobs.values() for job in mine]
+    check(every)
+    refuse_too_large(every, out)
+    _begin(out, settings, every)
+    rows = {n: Row(n, c, 0.0, None, {}) for n, c in names.items()}
     going, last = list(names), len(planned.rungs)
     for number, rung in enumerate(planned.rungs, start=1):
         _refuse_lost(rows[reference])
@@ -186,7 +180,7 @@ def tune(
         step(f"rung {number} of {last}: {len(going)} candidates", 0, (), _standings(rows))
         listed = {n: [job.paused(rung.share) for job in jobs[n]] for n in going}
         told = with_standings(step, partial(_reached, rows, listed, rung.share))
-        failed = runner.work([j for mine in listed.values() for j in mine], told)
+        failed = work([j for mine in listed.values() for j in mine], parallel, told)
         rows |= {n: _row(rows[n], rung.share, mine, _why(mine, failed)) for n, mine in listed.items()}
         _write(out, rows)
         found = Tuned.of(out, rows, studies, base, number, last)
@@ -198,11 +192,11 @@ def tune(
     return found
 
 
-def _begin(out: Path, settings: Mapping[str, Any], jobs: Mapping[str, Sequence[Job]]) -> None:
+def _begin(out: Path, settings: Mapping[str, Any], jobs: Sequence[Job]) -> None:
     """Write the settings and the study of every run into the folder of a search."""
     out.mkdir(parents=True, exist_ok=True)
     write_file(out / "tune.toml", lambda path: path.write_text(tomli_w.dumps(dict(settings)), encoding="utf-8"))
-    for job in (job for mine in jobs.values() for job in mine):
+    for job in jobs:
         job.write()
 
 
@@ -218,7 +212,7 @@ def _standings(rows: Mapping[str, Row]) -> list[Standing]:
 
 
 def _why(jobs: Sequence[Job], failed: Mapping[str, str]) -> str:
-    """Return the first reason for which a run of a candidate failed or is refused; empty if there is none."""
+    """Return the first reason for which a run of a candidate failed; empty if there is none."""
     return next((failed[job.title] for job in jobs if job.title in failed), "")
 
 

@@ -7,8 +7,8 @@ MANY_SITES = 6  # more hospitals get a table of their own
 MOST_CANDIDATES = 8  # in that table
 
 
-def plan_table(plan: Plan, hospitals: bool = False) -> Grid:
-    """Return the rungs of a search, with the number of candidates and their cost; ``hospitals``: real ones."""
+def plan_table(plan: Plan) -> Grid:
+    """Return the rungs of a search, with the number of candidates and their cost."""
     lines, before = [], 0.0
     for k, rung in enumerate(plan.rungs, start=1):
         more = rung.candidates * (rung.share - before) * plan.inner
@@ -19,8 +19,6 @@ def plan_table(plan: Plan, hospitals: bool = False) -> Grid:
         f"Candidates train on {plan.inner} inner folds; the better third goes on from its checkpoints, and the "
         f"reference in any case. All together: at most {plan.trainings:.1f} whole trainings."
     )
-    if hospitals:
-        note += f" Every hospital is asked to take part in {plan.studies} studies (studies in its policy.toml)."
     return Grid("plan", "Plan of the search", ("", "candidates", "of a training", "trainings"), tuple(lines), note)
 
 

@@ -27,7 +27,7 @@ from polysite.deploy.coordinator.remote import RemoteSites
 from polysite.deploy.coordinator.roster import Deadlines, Roster, Wire
 from polysite.deploy.identity import identity
 from polysite.deploy.project import Project
-from polysite.deploy.protocol import Greeting, Subject
+from polysite.deploy.protocol import Subject
 from polysite.engines.phases import Evaluate, Phase, find_progress
 from polysite.engines.record import Incident
 from polysite.engines.rounds import Watch
@@ -229,30 +229,6 @@ def resume(
             roster.recall(_unrecorded(folder))
         final = _evaluation(chosen, roster, folder) if evaluate else None
         return study.conduct(chosen, _words(roster), phases, start, folder, at, watch, final, until)
-
-
-def greet(
-    chosen: Study,
-    wire: Wire,
-    names: Sequence[str],
-    id: str,
-    watch: Watch = Watch(),
-    *,
-    deadlines: Deadlines = Deadlines(),
-    wait: float = WAIT,
-) -> dict[str, Greeting]:
-    """Ask the sites whether they take part in a study, and return what they report; nothing is trained or written.
-
-    Raises:
-        RunError: Fewer sites than a quorum take part, with their reasons, or none of them scores models.
-        PolysiteError: The algorithm cannot work with these sites.
-    """
-    chosen = guarded(chosen)
-    check(chosen)
-    roster = _roster(wire, id, chosen, config.dump(chosen), names, deadlines, watch)
-    roster.gather(wait)
-    _check_roster(roster, _phases(chosen, roster), study.initial_params(chosen))
-    return {name: site.greeting for name, site in roster.sites.items() if site.greeting and site.ready}
 
 
 def assess_sites(chosen: Study, roster: Roster, path: Path) -> assessment.AssessmentRun | None:
