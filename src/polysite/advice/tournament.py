@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polysite.advice.contenders import unselected
-from polysite.benchmark.jobs import Job, Step, check, inner_job, refuse_too_large, silent, with_standings
+from polysite.benchmark.jobs import Job, Step, check, inner_job, refuse_too_large, silent
 from polysite.benchmark.workers import work
 from polysite.config import Study
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import RunError
-from polysite.report.live import Standing
 
 Key = tuple[str, str]  # hospital and case
 STRATEGIES = "strategies"  # folder of the runs of all strategies
@@ -113,8 +112,8 @@ class Runs:
         refuse_too_large(every, root)
         for job in every:
             job.write()
-        self.step(f"{len(every)} runs", 0, (), _standings(jobs))
-        failed = work([*before, *every], self.parallel, with_standings(self.step, lambda: _standings(jobs)))
+        self.step(f"{len(every)} runs", 0)
+        failed = work([*before, *every], self.parallel, self.step)
         lost = {name: next((failed[j.title] for j in mine if j.title in failed), "") for name, mine in jobs.items()}
         if reference and lost[reference]:
             raise RunError(f"{reference} failed, which all others are compared with: {lost[reference]}")
@@ -125,17 +124,6 @@ class Runs:
             if why:
                 self.step(f"{name} failed and is left out: {why}", 0)
         return {name: played(studies[name], jobs[name]) for name in studies if not lost[name]}
-
-
-def _standings(jobs: Mapping[str, Sequence[Job]]) -> list[Standing]:
-    """Return the share of the runs of every study that have ended, and the mean score of their cases."""
-    found = []
-    for name, mine in jobs.items():
-        ended = [job for job in mine if job.done]
-        scores = [s.mean for job in ended for site in RunFolder(job.run).result.scores.values() for s in site.values()]
-        mean = sum(scores) / len(scores) if scores else None
-        found.append(Standing(name, name, len(ended) / len(mine), mean))
-    return found
 
 
 def played(chosen: Study, jobs: Sequence[Job]) -> Played:

@@ -1,7 +1,7 @@
 """The runs of a benchmark as studies, and everything that is checked before the first one trains."""
 
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import ceil
@@ -26,7 +26,6 @@ from polysite.data.split import SiteSplit, table
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError, nearest
 from polysite.foreign import read_toml
-from polysite.report.live import Standing
 from polysite.storage import write_file
 from polysite.study.estimate import TrainingStep, device_memory, folder_bytes, free_disk, gigabytes, step_bytes
 
@@ -39,40 +38,13 @@ REFUSED = 2  # exit code of a job that was refused with a message; its worker pr
 class Step(Protocol):
     """A callback for progress."""
 
-    def __call__(
-        self,
-        note: str,
-        done: int = 1,
-        running: Collection[str] | None = None,
-        standings: Sequence[Standing] | None = None,
-    ) -> None:
-        """Report progress.
-
-        Args:
-            note: What happens.
-            done: Number of runs that have ended.
-            running: Methods whose runs take place now; None if that has not changed.
-            standings: Scores so far of what is compared; None if they have not changed.
-        """
+    def __call__(self, note: str, done: int = 1) -> None:
+        """Report what happens, and how many runs have ended with it."""
         ...
 
 
 def silent(*progress: Any, **more: Any) -> None:
     """Ignore the progress."""
-
-
-def with_standings(step: Step, now: Callable[[], Sequence[Standing]]) -> Step:
-    """Return a callback that also reports the scores so far whenever a run ends."""
-
-    def told(
-        note: str,
-        done: int = 1,
-        running: Collection[str] | None = None,
-        standings: Sequence[Standing] | None = None,
-    ) -> None:
-        step(note, done, running, now() if done else standings)
-
-    return told
 
 
 @dataclass(frozen=True, eq=False)

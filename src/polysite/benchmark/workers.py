@@ -76,8 +76,7 @@ def work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
                 left.remove(job)
                 worker = running[job] = _worker(idle, gpu, room.threads)
                 worker.begin(job, job.first(done), 1 + len(left) // room.parallel)
-                now = [each.method for each in running]
-                step(f"{len(running)} in parallel · {job.title}{_on(gpu, room)}", 0, now)
+                step(f"{len(running)} in parallel · {job.title}{_on(gpu, room)}", 0)
             select([worker.replies for worker in running.values()], [], [], 0.2)
             room.look()
             for job, worker in list(running.items()):
@@ -94,7 +93,7 @@ def work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
                     idle.append(worker)
                 else:
                     worker.end()
-                step(f"{job.title}: {'failed' if code else 'done'}", 1, [each.method for each in running])
+                step(f"{job.title}: {'failed' if code else 'done'}")
     finally:
         for worker in running.values():
             worker.end()

@@ -40,7 +40,8 @@ def advise(
     """
     study = study_of(config, override or [])
     from polysite import advice, tuning
-    from polysite.report import live, tables
+    from polysite.report import tables
+    from polysite.report.progress import counting
 
     given = {"trainings": trainings, "rounds": rounds, "hours": hours, "gigabytes": gigabytes}
     if not models and any(value is not None for value in given.values()):
@@ -49,7 +50,7 @@ def advise(
     target = out or Path("advice") / (config.stem if config else "phantom")
     if config is not None and target == config:
         raise ConfigError(f"--out {target} is the study itself; name another folder")
-    with live.board("runs", None, quiet or as_json) as step:
+    with counting("runs", None, quiet or as_json) as step:
         found = advice.advise(study, target, budget if models else None, inner, jobs, step, only or ())
     page = advice.write_page(found)
     if as_json:

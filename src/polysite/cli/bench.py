@@ -118,11 +118,12 @@ def _methods(
 ) -> None:
     """Train and compare the methods of a benchmark."""
     from polysite import benchmark
-    from polysite.report import live, tables
+    from polysite.report import tables
+    from polysite.report.progress import counting
 
     trials = len(chosen.tuning.trials(None)) if chosen.tuning else 0
     count = (1 + trials) * len(chosen.places) * len(chosen.dealt) * len(benchmark.variants(chosen.whole, given))
-    with live.board("runs", count, quiet) as step:
+    with counting("runs", count, quiet) as step:
         results = benchmark.run(chosen, target, given, jobs, step, *where)
     for job, why in results.failed.items():
         say(f"polysite: {job} failed: {why}", file=sys.stderr)

@@ -87,13 +87,14 @@ def check(
     from polysite.data import check as checks
     from polysite.data.files import Files
     from polysite.data.slices import summary
-    from polysite.report import live, tables
+    from polysite.report import tables
+    from polysite.report.progress import counting
 
     study = study_of(source, override or [])
     files = study.data
     if not isinstance(files, Files):
         raise PolysiteError(f"{source} is a study of drawn phantoms; there are no files to check")
-    with live.board("cases", len(files.manifest.rows), as_json) as step:
+    with counting("cases", len(files.manifest.rows), as_json) as step:
         report = checks.check(files, step)
     if study.slices.axis and not report.errors:
         study.check()

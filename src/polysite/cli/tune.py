@@ -47,7 +47,8 @@ def tune(
     """
     study = study_of(config, override or [])
     from polysite import tuning
-    from polysite.report import live, tables
+    from polysite.report import tables
+    from polysite.report.progress import counting
 
     known = tuning.load(space, method or ())
     budget, equal = tuning.budget(study, known, trainings=trainings, rounds=rounds, hours=hours, gigabytes=gigabytes)
@@ -59,7 +60,7 @@ def tune(
     if config is not None and target == config:
         raise ConfigError(f"--out {target} is the study itself; name another folder")
     runs = planned.inner * sum(rung.candidates for rung in planned.rungs)
-    with live.board("runs", runs, quiet or as_json) as step:
+    with counting("runs", runs, quiet or as_json) as step:
         found = tuning.tune(study, target, known, budget, inner, equal, jobs, step, tuning.write_page)
     best, scores = found.folder / "best.toml", {"score": found.best.score, "reference": found.reference.score}
     if as_json:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from polysite.engines.record import RoundRecord
@@ -88,6 +88,18 @@ def counted(title: str) -> Iterator[Callable[[float, int, str], None]]:
 
 
 @contextmanager
+def counting(title: str, total: int | None, quiet: bool) -> Iterator[Callable[..., None]]:
+    """Yield a function that shows what happens, and adds to the number of things that are done."""
+    if quiet:
+        yield lambda note, done=1: None
+        return
+    with _bars(MofNCompleteColumn()) as bars:
+        bars.start()
+        task = bars.add_task(f"{title:12}", total=total, note="")
+        yield lambda note, done=1: bars.update(task, advance=done, note=note)
+
+
+@contextmanager
 def progress() -> Iterator[Bar]:
     """Yield a bar on standard error, where warnings are printed, too; standard output stays clean."""
     with _bars() as bars:
@@ -95,7 +107,7 @@ def progress() -> Iterator[Bar]:
 
 
 @contextmanager
-def _bars() -> Iterator[Any]:
+def _bars(*more: ProgressColumn) -> Iterator[Any]:
     """Yield bars, which start with the first task, or plain lines; warnings are printed above them."""
     console = Console(stderr=True)
     name = Column(min_width=12, max_width=24, no_wrap=True, overflow="ellipsis")
@@ -103,6 +115,7 @@ def _bars() -> Iterator[Any]:
     columns = (
         TextColumn("{task.description}", markup=False, table_column=name),  # names may contain brackets
         BarColumn(bar_width=14),
+        *more,
         TextColumn("{task.fields[note]}", markup=False, table_column=note),
         TimeRemainingColumn(elapsed_when_finished=True),
     )

@@ -10,7 +10,6 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,13 @@ import tomli_w
 
 from polysite import config, study
 from polysite.benchmark.budget import equalise
-from polysite.benchmark.jobs import Job, Step, check, inner_job, refuse_too_large, silent, with_standings
+from polysite.benchmark.jobs import Job, Step, check, inner_job, refuse_too_large, silent
 from polysite.benchmark.scores import LAST, last_scores
 from polysite.benchmark.workers import kept, work
 from polysite.config import Study
 from polysite.costs.budget import Kind
 from polysite.errors import ConfigError, RunError
 from polysite.foreign import read_toml
-from polysite.report.live import Standing
 from polysite.spreadsheets import Writer
 from polysite.storage import write_file
 from polysite.tuning.halving import Rung, affordable, cost, rungs, survivors
@@ -177,10 +175,9 @@ def tune(
         going = [n for n in going if not rows[n].failed]
         if number > 1:
             going = survivors({n: rows[n].score or 0.0 for n in going}, rung.candidates, reference)
-        step(f"rung {number} of {last}: {len(going)} candidates", 0, (), _standings(rows))
+        step(f"rung {number} of {last}: {len(going)} candidates", 0)
         listed = {n: [job.paused(rung.share) for job in jobs[n]] for n in going}
-        told = with_standings(step, partial(_reached, rows, listed, rung.share))
-        failed = work([j for mine in listed.values() for j in mine], parallel, told)
+        failed = work([j for mine in listed.values() for j in mine], parallel, step)
         rows |= {n: _row(rows[n], rung.share, mine, _why(mine, failed)) for n, mine in listed.items()}
         _write(out, rows)
         found = Tuned.of(out, rows, studies, base, number, last)
@@ -198,17 +195,6 @@ def _begin(out: Path, settings: Mapping[str, Any], jobs: Sequence[Job]) -> None:
     write_file(out / "tune.toml", lambda path: path.write_text(tomli_w.dumps(dict(settings)), encoding="utf-8"))
     for job in jobs:
         job.write()
-
-
-def _reached(rows: Mapping[str, Row], listed: Mapping[str, Sequence[Job]], share: float) -> list[Standing]:
-    """Return all candidates, with a new score for those whose runs have all reached the rung."""
-    ended = {n: mine for n, mine in listed.items() if all(job.done for job in mine)}
-    return _standings({**rows, **{n: _row(rows[n], share, mine, "") for n, mine in ended.items()}})
-
-
-def _standings(rows: Mapping[str, Row]) -> list[Standing]:
-    """Return the candidates as rows of a live table."""
-    return [Standing(row.run, row.candidate.name, row.share, row.score) for row in rows.values()]
 
 
 def _why(jobs: Sequence[Job], failed: Mapping[str, str]) -> str:
