@@ -41,7 +41,6 @@ def evaluate(
     tolerance: float = 1.0,
     others: bool = True,
     pictures: bool = True,
-    parquet: bool = False,
     again: bool = False,
     watch: Watch = Watch(),
 ) -> Path:
@@ -54,7 +53,6 @@ def evaluate(
         tolerance: Distance of surfaces that still agree, in the unit of the voxels.
         others: Examine every hospital's own model also on the cases of all others.
         pictures: Keep predictions and scans to look at.
-        parquet: Write cases.parquet beside cases.csv.
         again: Replace an evaluation that exists.
         watch: Observer of the progress.
     """
@@ -81,7 +79,6 @@ def evaluate(
             sites=sites,
             tolerance=tolerance,
             pictures=pictures,
-            parquet=parquet,
             data=str(Path(on).resolve()) if on else "",
         )
 

@@ -3,7 +3,7 @@
 ::
 
     RUN/evaluation/NAME/       NAME is the split that was examined (test), or that of other data
-        cases.csv              a row per model, hospital, case and label; cases.parquet beside it if wanted
+        cases.csv              a row per model, hospital, case and label
         counts.csv             voxels of every label and of the background: tp, fp, fn, tn (segmentation)
         about.json             what was examined and how, and which cases are kept to look at
         predictions.npz        predictions of each hospital's model on its own cases: bit k of a voxel is label k
@@ -37,7 +37,6 @@ from polysite.data.case import SPLITS, CaseRef
 from polysite.data.split import SiteSplit
 from polysite.engines.phases import SHARED
 from polysite.engines.run_folder import versions
-from polysite.errors import ConfigError
 from polysite.payload import SiteId
 from polysite.report.orientation import axes_of
 from polysite.site import Cases, Examined
@@ -87,7 +86,6 @@ class EvaluationFolder:
         sites: The sites themselves; None where the images are elsewhere.
         tolerance: Distance of surfaces that still agree, in the unit of the voxels.
         pictures: Keep predictions and scans to look at.
-        parquet: Write cases.parquet beside cases.csv.
         data: Path of the data, where they are not those of the run.
     """
 
@@ -103,12 +101,11 @@ class EvaluationFolder:
         sites: Mapping[SiteId, ExaminedSite] | None = None,
         tolerance: float = 1.0,
         pictures: bool = True,
-        parquet: bool = False,
         data: str = "",
     ):
         self.target, self.study, self.split, self.trained = target, study, split, list(trained)
         self.clusters, self.dealt, self.sites, self.tolerance = clusters, dealt or {}, sites or {}, tolerance
-        self.pictures, self.parquet, self.data = pictures and bool(sites), parquet, data
+        self.pictures, self.data = pictures and bool(sites), data
         self._rows: list[Row] = []
         self._counts: list[Row] = []
         self._units: set[str] = set()
@@ -150,8 +147,6 @@ class EvaluationFolder:
         _write_csv(self._draft / "cases.csv", self._rows)
         if self._counts:
             _write_csv(self._draft / "counts.csv", self._counts)
-        if self.parquet:
-            _write_parquet(self._draft / "cases.parquet", self._rows)
         shown = list(self._scans()) if self.pictures and self.study.data.task == "segmentation" else []
         cases: dict[SiteId, set[str]] = {}
         for row in self._rows:
@@ -242,17 +237,6 @@ def _add(archive: ZipFile, name: str, array: np.ndarray) -> None:
 def _write_csv(path: Path, rows: Sequence[Row]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         write_mappings(file, rows)
-
-
-def _write_parquet(path: Path, rows: Sequence[Row]) -> None:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as problem:
-        raise ConfigError(
-            "Parquet takes pyarrow: pip install 'polysite[parquet]'; cases.csv needs nothing"
-        ) from problem
-    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
 
 
 def _axes(chosen: Study, case: CaseRef) -> str:

@@ -163,7 +163,6 @@ def run(
     label: str | None = None,
     clusters: MixtureSettings | None = None,
     jobs: int | None = None,
-    parquet: bool = False,
     repeats: int = 0,
     perplexity: float = clusters_page.PERPLEXITY,
     examples: bool = False,
@@ -179,7 +178,6 @@ def run(
         label: Region of the features; None for the whole brain.
         clusters: How cases are clustered; None for no clusters.
         jobs: Cases that are processed in parallel; None for one per core.
-        parquet: Also write features.parquet.
         repeats: Number of fits with other seeds, and of fits to bootstrap samples, that show how much the clusters
             vary; 0 for none.
         perplexity: Perplexity of the t-SNE map; lowered for few cases.
@@ -188,8 +186,6 @@ def run(
         watch: Observer of the progress.
     """
     path = vacant(Path(out) if out else RunFolder.fresh(Path("radiomics"), "radiomics"), "table")
-    if parquet:
-        _pyarrow()  # fails before the work, if it is missing
     _check_names(study, named)
     table = extract(study, settings, label, jobs, watch)
     extremes, groups = outliers(table), cluster(table, clusters, repeats) if clusters else None
@@ -208,7 +204,7 @@ def run(
     done = Extracted(path, table, extremes, groups, about)
     drawn = list(_examples(study, done, examples, named))
     with draft_folder(path, "table of radiomics") as draft:
-        _publish(draft, done, parquet)
+        _publish(draft, done)
         for site in dict.fromkeys(site for site, _ in drawn):
             write_figures(draft / "sites" / file_name(site) / "figures", [p for s, p in drawn if s == site])
     return done
@@ -458,13 +454,11 @@ def shown_clusters(groups: Clusters) -> clusters_page.Shown:
     return clusters_page.Shown(some.sites, groups.names, points, some.labels, some.shares)
 
 
-def _publish(draft: Path, done: Extracted, parquet: bool) -> None:
+def _publish(draft: Path, done: Extracted) -> None:
     table = done.table
     head = ["site", "case", *table.columns]
     rows = [[s, c, *map(_cell, v)] for s, c, v in zip(table.sites, table.cases, table.values.tolist(), strict=True)]
     _write(draft / "features.csv", head, rows)
-    if parquet:
-        _parquet(draft / "features.parquet", table)
     titles = ["site", "case", "feature", "value", "low", "high", "times", "above"]
     _write(draft / "outliers.csv", titles, [list(asdict(o).values()) for o in done.outliers])
     for site in dict.fromkeys(table.sites):
@@ -523,21 +517,3 @@ def _write(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) -> No
     writer.writerow(head)
     writer.writerows(rows)
     path.write_text(text.getvalue(), encoding="utf-8")
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError as problem:
-        raise ConfigError(
-            "Parquet takes pyarrow: pip install 'polysite[parquet]'; features.csv needs nothing"
-        ) from problem
-    return pyarrow
-
-
-def _parquet(path: Path, table: Table) -> None:
-    pyarrow = _pyarrow()
-    from pyarrow import parquet
-
-    columns = {name: pyarrow.array(v, mask=np.isnan(v)) for name, v in zip(table.columns, table.values.T, strict=True)}
-    parquet.write_table(pyarrow.table({"site": table.sites, "case": table.cases, **columns}), path)

@@ -242,7 +242,6 @@ def radiomics(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Cases to process in parallel; one per core by default.")
     ] = None,
-    parquet: Annotated[bool, typer.Option("--parquet", help="Also write features.parquet.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -264,7 +263,7 @@ def radiomics(
     with watching(quiet or as_json, False) as watch:
         done = extract.run(
             study, out, settings=settings, label=label, clusters=mixture if counts else None, jobs=jobs,
-            parquet=parquet, repeats=repeats, perplexity=perplexity, examples=examples, named=example or (),
+            repeats=repeats, perplexity=perplexity, examples=examples, named=example or (),
             watch=watch,
         )  # fmt: skip
     if as_json:

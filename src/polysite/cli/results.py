@@ -64,7 +64,6 @@ def evaluate(
         bool, typer.Option("--others/--own", help="Evaluate every hospital's model on all hospitals' cases.")
     ] = True,
     scans: Annotated[bool, typer.Option("--scans/--no-scans", help="Keep predictions and scans to look at.")] = True,
-    parquet: Annotated[bool, typer.Option("--parquet", help="Also write cases.parquet.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Replace an existing evaluation.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -81,8 +80,8 @@ def evaluate(
     with watching(quiet or as_json, False) as watch:
         for run in runs:
             done = evaluation.evaluate(
-                _named(run)[1], split, on, tolerance=tolerance, others=others, pictures=scans, parquet=parquet,
-                again=again, watch=watch,
+                _named(run)[1], split, on, tolerance=tolerance, others=others, pictures=scans, again=again,
+                watch=watch,
             )  # fmt: skip
     summaries = [read(path, name, done.name) for name, path in map(_named, runs)]
     if as_json:
