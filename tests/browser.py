@@ -10,9 +10,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from base64 import b64decode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
 from typing import Any, NamedTuple
@@ -43,13 +42,11 @@ class Seen(NamedTuple):
     errors: list[str]
 
 
-def browse(
-    page: Path, script: str, width: int = 1280, height: int = 900, screenshot: Path | None = None, media: str = "screen"
-) -> Seen:
+def browse(page: Path, script: str, width: int = 1280, media: str = "screen") -> Seen:
     """Load a page, run the body of an async function in it, return what that returns as JSON. Below 500 pixels of width
     the browser takes itself for a phone."""
     phone = width < 500
-    screen = {"width": width, "height": height, "deviceScaleFactor": 1 + phone, "mobile": phone}
+    screen = {"width": width, "height": 900, "deviceScaleFactor": 1 + phone, "mobile": phone}
     with _page() as (ask, events):
         ask("Emulation.setDeviceMetricsOverride", **screen)
         ask("Emulation.setTouchEmulationEnabled", enabled=phone)
@@ -60,8 +57,6 @@ def browse(
         answer = ask("Runtime.evaluate", expression=SCRIPT % script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(f"the script on {page} failed: {_words(answer['exceptionDetails'])}")
-        if screenshot:
-            screenshot.write_bytes(b64decode(ask("Page.captureScreenshot")["data"]))
     return Seen(answer["result"].get("value"), [text for e in events if (text := _wrong(e, page))])
 
 
@@ -88,12 +83,7 @@ class Chromium:
         self.sent, self.events = 0, []
 
     def close(self) -> None:
-        """End it, or kill it if it does not answer."""
-        end = Timer(PATIENCE, self.process.kill)
-        end.start()
-        with suppress(RuntimeError, OSError):
-            self.ask("Browser.close")
-        end.cancel()
+        """End it; nothing that it keeps is wanted."""
         self.process.kill()
         self.process.wait()
         self.to.close()

@@ -17,7 +17,9 @@ from polysite.config import dump, parse
 from polysite.deploy import project as projects
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.coordinator.roster import Deadlines, Envelope
+from polysite.deploy.identity import identity
 from polysite.deploy.project import SiteConfig
+from polysite.deploy.protocol import PROTOCOL
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.worker import Worker
 from polysite.engines import checkpoint
@@ -37,21 +39,16 @@ BASE = f"""
 [data]
 name = "phantom"
 shape = [24, 24, 24]
-[data.sites.a]
-cases = 7
-[data.sites.b]
-cases = 8
-gamma = 1.2
-[data.sites.c]
-cases = 7
-noise = 0.2
+[data.sites]
+a = {{ cases = 7 }}
+b = {{ cases = 8, gamma = 1.2 }}
+c = {{ cases = 7, noise = 0.2 }}
 {TRAINING}filters = [2, 4, 4]
 [run]
 rounds = 2
 validate_every = 2
 checkpoint_every = 1
-[run.guard]
-use = "off"
+guard.use = "off"
 [assess]
 projections = 0
 """
@@ -149,21 +146,15 @@ class Hospital:
         command = [*self.inside, sys.executable, "-m", "polysite.cli", "site", "run", str(self.folder)]
         self.before = len(self.screen)
         with self.said.open("ab") as out:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=environment()
-            )
-
-    def workers(self):
-        """The worker's process, whoever started it."""
-        found = subprocess.run(
-            ["pgrep", "-f", f"polysite.deploy.site.process {self.folder}"], capture_output=True, text=True
-        )
-        return [int(pid) for pid in found.stdout.split()]
+            streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+            self.process = subprocess.Popen(command, **streams, start_new_session=True, env=environment())
 
     def kill(self, *, courier=True, worker=True):
-        for pid in self.workers() if worker else ():
+        """Kill the courier, and the worker, whoever started it."""
+        command = ["pgrep", "-f", f"polysite.deploy.site.process {self.folder}"]
+        for pid in subprocess.run(command, capture_output=True, text=True).stdout.split() if worker else ():
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(int(pid), signal.SIGKILL)
         if courier:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -208,8 +199,8 @@ class Inside:
     """A wire without a network: sites answer at once, unless a test has them do otherwise."""
 
     def __init__(self, workers):
-        self.workers, self.tokens, self.waiting, self.count = workers, dict.fromkeys(workers, "1"), {}, 0
-        self.sent = []  # (site, header, bytes)
+        self.workers, self.tokens, self.waiting = workers, dict.fromkeys(workers, "1"), {}
+        self.sent = []  # (site, header, bytes); its length is the name of the last message
 
     def online(self):
         return dict(self.tokens)
@@ -217,9 +208,8 @@ class Inside:
     def send_all(self, messages, ttl, group):
         found = {}
         for site, (header, body) in messages.items():
-            self.count += 1
-            found[site] = str(self.count)
             self.sent.append((site, header, len(body)))
+            found[site] = str(len(self.sent))
             answer = self.answer(site, json.loads(json.dumps(dict(header))), body)
             if answer is not None:
                 self.waiting[found[site]] = Envelope(found[site], *answer)
@@ -253,12 +243,23 @@ def worker(tmp_path, name, **policy):
     return Worker(site_of(tmp_path, name), SitePolicy(fewest=1, **policy))
 
 
-def workers(tmp_path, **policy):
-    return {name: worker(tmp_path, name, **policy) for name in NAMES}
+def workers(tmp_path, names=NAMES, **policy):
+    return {name: worker(tmp_path, name, **policy) for name in names}
 
 
-def go(tmp_path, chosen, wire, name="deployed", **more):
-    return coordinator.run(chosen, wire, NAMES, tmp_path / name, deadlines=FAST, assess=False, **more)
+def ask(host, kind, body=b"", study="s", **header):
+    """Ask a worker as a coordinator could; return header and body of its answer."""
+    asked = {"protocol": PROTOCOL, "study": study, "kind": kind, "phase": 0, "round": 0, "version": -1, **identity()}
+    return host.answer(asked | header, body)
+
+
+def start_of(host):
+    """The parameters that a study begins with, at a worker that agreed to it."""
+    return {k: v.numpy() for k, v in host.agreed.phases[0][1].start.items()}
+
+
+def go(tmp_path, chosen, wire, name="deployed", names=NAMES, **more):
+    return coordinator.run(chosen, wire, names, tmp_path / name, **{"deadlines": FAST, "assess": False, **more})
 
 
 class Stop(Exception): ...

@@ -4,13 +4,9 @@ The names come from the real partition and folds in ``shared/data``, which the p
 """
 
 import csv
-import gzip
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-
-import nibabel
-import numpy as np
 
 PARTITION = Path("fets_partitions/fets2022_partitioning_1.csv")
 FOLDS = {  # folder beside the cases -> folder of the published files
@@ -23,20 +19,16 @@ TISSUES = {"flair": (40, 90, 60, 70), "t1": (60, 50, 30, 55), "t1ce": (60, 55, 3
 
 
 def write(folder: Path, shared: Path, share: float = 1.0, size: int = 16, cases: Sequence[str] = ()) -> Path:
-    """Write the fake dataset and return its folder.
+    """Write the fake dataset into a new folder and return it.
 
-    ``folder`` holds ``FeTS2022_xxxxx/FeTS2022_xxxxx_{flair,t1,t1ce,t2,seg}.nii.gz``, ``partitioning_1.csv``, and the
-    published folds of the written cases, ``folds/partitioning_1_test_fold_0.csv`` and so on, and ``folds_limited/``.
-
-    Args:
-        folder: Folder to make.
-        shared: Folder of the real data, with the partition and the folds.
-        share: Share of the cases. Every site keeps a case in every fold where it has one, limited folds included, and
-            the cases that two folds test.
-        size: Voxels along every axis.
-        cases: Names of cases to write whatever the share.
+    It holds ``FeTS2022_xxxxx/FeTS2022_xxxxx_{flair,t1,t1ce,t2,seg}.nii.gz``, ``partitioning_1.csv``, and the published
+    folds of these cases, ``folds/partitioning_1_test_fold_0.csv`` and so on, and ``folds_limited/``. Of a share of the
+    cases, every site keeps one in every fold where it has one, and those that two folds test; ``cases`` are kept
+    whatever the share.
     """
-    site_of = {r["Subject_ID"]: r["Partition_ID"] for r in _rows(shared / PARTITION)}
+    from trees import glioma  # which draws with the tissues of this module
+
+    site_of = {r["Subject_ID"]: r["Partition_ID"] for r in rows(shared / PARTITION)}
     folds = {name: _published(shared / place) for name, place in FOLDS.items()}
     selected = _selected(site_of, folds, share)
     kept = dict.fromkeys(c for c in site_of if c in selected or c in cases)
@@ -44,69 +36,37 @@ def write(folder: Path, shared: Path, share: float = 1.0, size: int = 16, cases:
     _table(folder / "partitioning_1.csv", [{"Partition_ID": site_of[c], "Subject_ID": c} for c in kept])
     for name, parts in folds.items():
         (folder / name).mkdir()
-        for (part, fold), rows in parts.items():
-            _table(folder / name / NAME.format(part=part, fold=fold), [r for r in rows if r["Subject_ID"] in kept])
-    grid = _grid(size)
+        for (part, fold), found in parts.items():
+            _table(folder / name / NAME.format(part=part, fold=fold), [r for r in found if r["Subject_ID"] in kept])
     for case in kept:
-        _scan(folder / case, case, grid)
+        glioma(folder / case, case, int(case.rpartition("_")[2]), size)
     return folder
 
 
-def _selected(site_of, folds, share: float) -> dict[str, None]:
-    """Return the names of the cases to write, in the order of the partition."""
-    tested = {name: {k: rows for (part, k), rows in parts.items() if part == "test"} for name, parts in folds.items()}
+def _selected(site_of, folds, share: float) -> set[str]:
+    """Return the names of the cases to write."""
+    tested = {name: {k: found for (part, k), found in parts.items() if part == "test"} for name, parts in folds.items()}
     kept: set[str] = set()
     for name in reversed(tested):  # the limited folds first: all their cases are in the full ones as well
         where, times = defaultdict(list), defaultdict(int)
-        for k, rows in tested[name].items():
-            for row in rows:
+        for k, found in tested[name].items():
+            for row in found:
                 where[site_of[row["Subject_ID"]], k].append(row["Subject_ID"])
                 times[row["Subject_ID"]] += 1
         for cases in where.values():
             ordered = sorted(cases, key=lambda c: (times[c] == 1, c not in kept, c))
             kept.update(ordered[: max(1, round(share * len(cases)))])
-    return dict.fromkeys(c for c in site_of if c in kept)
-
-
-def _grid(size: int) -> np.ndarray:
-    """Return the coordinates of the voxels, from -1 to 1."""
-    return np.stack(np.meshgrid(*[np.linspace(-1, 1, size, dtype=np.float32)] * 3, indexing="ij"))
-
-
-def _scan(folder: Path, case: str, grid: np.ndarray) -> None:
-    """Draw a brain with a tumour; one of three scanner types, whatever the site, sets contrast and noise."""
-    rng = np.random.default_rng(int(case.rpartition("_")[2]))
-    brain = np.linalg.norm(grid / rng.uniform(0.75, 0.9, (3, 1, 1, 1)), axis=0) < 1
-    centre, radius = rng.uniform(-0.3, 0.3, (3, 1, 1, 1)), rng.uniform(0.4, 0.55)
-    away = np.linalg.norm(grid - centre, axis=0) / radius
-    seg = np.where(brain, np.select([away < 0.4, away < 0.7, away < 1], [1, 4, 2], 0), 0).astype(np.uint8)
-    place = np.choose(seg, [0, 2, 1, 0, 3])  # of the brightness
-    kind = rng.integers(3)
-    folder.mkdir()
-    for modality, tissues in TISSUES.items():
-        level = 10 * np.power(np.array(tissues, np.float32), (1.0, 1.15, 0.9)[kind])[place]
-        image = np.where(brain, level + (20, 60, 100)[kind] * rng.standard_normal(brain.shape, np.float32), 0)
-        _nifti(folder / f"{case}_{modality}.nii.gz", np.maximum(image, brain).astype(np.int16))
-    _nifti(folder / f"{case}_seg.nii.gz", seg)
-
-
-def _nifti(file: Path, array: np.ndarray) -> None:
-    header = nibabel.Nifti1Header()
-    header.set_data_dtype(array.dtype)
-    header.set_data_shape(array.shape)
-    header.set_xyzt_units("mm")
-    header["magic"], header["vox_offset"] = b"n+1", 352
-    header.set_sform(np.eye(4), 1)
-    file.write_bytes(gzip.compress(header.binaryblock + bytes(4) + array.tobytes("F"), 1, mtime=0))
+    return kept
 
 
 def _published(folder: Path) -> dict[tuple[str, int], list[dict[str, str]]]:
     """Return the rows of the published files, by part (test or train) and fold."""
-    return {(p, k): _rows(folder / NAME.format(part=p, fold=k)) for p in ("test", "train") for k in range(5)}
+    return {(p, k): rows(folder / NAME.format(part=p, fold=k)) for p in ("test", "train") for k in range(5)}
 
 
-def _rows(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="") as stream:
+def rows(file: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with file.open(newline="", encoding="utf-8") as stream:
         return list(csv.DictReader(stream))
 
 

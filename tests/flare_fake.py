@@ -23,26 +23,16 @@ def crossed(message):
 class Context:
     """FLARE's context, as far as it is used; the one of a peer if it has a name."""
 
-    def __init__(self, engine=None, name="server"):
-        self.engine, self.name, self.props, self.peer = engine, name, {}, None
-
-    def get_engine(self):
-        return self.engine
-
-    def get_identity_name(self):
-        return self.name
-
-    def get_job_id(self):
-        return "job"
-
-    def get_prop(self, key, default=None):
-        return self.props.get(key, default)
+    def __init__(self, engine=None, name="server", peer=None):
+        self.props, self.engine = {}, engine
+        self.get_engine = lambda: engine
+        self.get_identity_name = lambda: name
+        self.get_peer_context = lambda: peer
+        self.get_job_id = lambda: "job"
+        self.get_prop = self.props.get
 
     def set_prop(self, key, value, private=False, sticky=False):
         self.props[key] = value
-
-    def get_peer_context(self):
-        return self.peer
 
 
 class Engine:
@@ -66,6 +56,8 @@ class Engine:
     def register_aux_message_handler(self, topic, message_handle_func):
         assert topic not in self.handlers, "FLARE refuses a second handler"
         self.handlers[topic] = message_handle_func
+        for name in self.clients:  # they are there from the start
+            self.say_here(name)
 
     @contextmanager
     def new_context(self):
@@ -77,8 +69,7 @@ class Engine:
     def say_here(self, site):
         """A site says that it is there."""
         (handler,) = self.handlers.values()
-        context = Context(self)
-        context.peer = Context(self, site)
+        context = Context(self, peer=Context(self, site))
         return handler(topic="polysite.here", request=make_reply(ReturnCode.OK), fl_ctx=context)
 
 
@@ -89,7 +80,7 @@ class Job(StudyController):
         server = json.loads((job / "app" / "config" / "config_fed_server.json").read_text())
         super().__init__(**server["workflows"][0]["args"])
         self.workers, self.stop, self.asked, self.problems = workers, stop, [], []
-        self.cancelled = []
+        self.cancel_task = lambda task: None
 
     def run(self, root: Path, job: Path, abort):
         """Run as FLARE would, in a workspace that has the job."""
@@ -111,9 +102,6 @@ class Job(StudyController):
         answer, out = self.workers[site].answer(header, body)
         done = SimpleNamespace(task=task, result=crossed(pack(answer, cut(out))))
         task.result_received_cb(client_task=done, fl_ctx=fl_ctx)
-
-    def cancel_task(self, task):
-        self.cancelled.append(task)
 
     def system_panic(self, reason, fl_ctx):
         self.problems.append(reason)

@@ -11,15 +11,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from contextlib import redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 
 import psutil
 
-from consortium import change, environment, until
-from polysite.deploy.flare.site_folder import admit
+from consortium import environment, until
+from flare_jobs import workspace
 
 ADMIN = "admin@polysite.org"
 PROJECT = """\
@@ -33,7 +32,7 @@ participants:
 builders:
   - path: nvflare.lighter.impl.workspace.WorkspaceBuilder
   - path: nvflare.lighter.impl.static_file.StaticFileBuilder
-    args: {{config_folder: config{scheme}}}
+    args: {{config_folder: config}}
   - path: nvflare.lighter.impl.cert.CertBuilder
   - path: nvflare.lighter.impl.signature.SignatureBuilder
 """
@@ -43,24 +42,19 @@ APPS = {"server": ("server.server_train", "fed_server.json"), "client": ("client
 class Federation:
     """A server and clients; ``inside`` is what comes before the command of a site, as ``ip netns exec``."""
 
-    def __init__(self, folder, names, *, host="localhost", inside=lambda name: (), scheme=""):
+    def __init__(self, folder, names, *, host="localhost", inside=lambda name: ()):
         self.folder, self.names, self.host, self._inside = folder, tuple(names), host, inside
         self.processes: dict[str, subprocess.Popen] = {}
         port = free_port()
         clients = "\n".join(f"  - {{name: {name}, type: client, org: polysite}}" for name in names)
         folder.mkdir(parents=True)
-        given = f", scheme: {scheme}" if scheme else ""
-        text = PROJECT.format(host=host, port=port, clients=clients, admin=ADMIN, scheme=given)
-        (folder / "project.yml").write_text(text)
+        (folder / "project.yml").write_text(PROJECT.format(host=host, port=port, clients=clients, admin=ADMIN))
         command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "made", "--force"]
         subprocess.run(command, cwd=folder, check=True, capture_output=True, stdin=subprocess.DEVNULL)
         for kit in (folder / "made" / "fed" / "prod_00").iterdir():
             shutil.move(kit, folder / ("server" if kit.name == host else kit.name))
         for name in ("server", *names):
-            own = admit(folder / name)
-            change(own / "policy.toml", "fewest = 5", "fewest = 1")
-            change(own / "policy.toml", "studies = 20", "studies = 1000")
-            change(own / "site.toml", 'device = "auto"', 'device = "cpu"')
+            workspace(folder / name)
         self._keep_storage_here()
 
     def _keep_storage_here(self):
@@ -68,9 +62,8 @@ class Federation:
         file = self.folder / "server" / "local" / "resources.json"
         found = json.loads(file.read_text())
         found["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self.folder / "snapshots")
-        for each in found["components"]:
-            if each["id"] == "job_manager":
-                each["args"]["uri_root"] = str(self.folder / "jobs")
+        (jobs,) = (each for each in found["components"] if each["id"] == "job_manager")
+        jobs["args"]["uri_root"] = str(self.folder / "jobs")
         file.write_text(json.dumps(found))
 
     def __enter__(self):
@@ -90,10 +83,10 @@ class Federation:
     def start(self, name):
         """Start a participant, as its startup kit does."""
         module, config = APPS["server" if name == "server" else "client"]
-        given = [f"uid={name}"] if name != "server" else []
+        before, given = ((), []) if name == "server" else (self._inside(name), [f"uid={name}"])
         command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{module}", "-m", str(self.folder / name)]
         rest = ["-s", config, "--set", "secure_train=true", *given, "org=polysite", "config_folder=config"]
-        before = () if name == "server" else self._inside(name)
+        path = os.pathsep.join(p for p in sys.path if p)
         with (self.folder / f"{name}.txt").open("ab") as out:
             self.processes[name] = subprocess.Popen(
                 [*before, *command, *rest],
@@ -101,16 +94,15 @@ class Federation:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env={**environment(), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                env={**environment(), "PYTHONPATH": path},
             )
 
     def tree(self, name):
         """All processes of a participant: its own, that of the job, polysite's worker."""
-        if name not in self.processes or self.processes[name].poll() is not None:
-            return []
-        with suppress(psutil.NoSuchProcess):
-            own = psutil.Process(self.processes[name].pid)
-            return [own, *own.children(recursive=True)]
+        with suppress(psutil.NoSuchProcess, KeyError):
+            if self.processes[name].poll() is None:
+                own = psutil.Process(self.processes[name].pid)
+                return [own, *own.children(recursive=True)]
         return []
 
     def of_job(self, name):
@@ -146,9 +138,17 @@ class Federation:
         except Exception:  # the server has not started yet, or was killed
             return set()
 
+    @contextmanager
     def session(self):
         """The administrator's connection."""
-        return Session(self.folder / ADMIN)
+        from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+        with redirect_stdout(StringIO()):  # it says that it connects
+            made = new_secure_session(ADMIN, str(self.folder / ADMIN), timeout=5.0, auto_login_max_tries=1)
+        try:
+            yield made
+        finally:
+            made.close()
 
     def submit(self, job):
         """Submit a job folder and return FLARE's number of the job."""
@@ -167,33 +167,6 @@ class Federation:
         """The run folder of a job."""
         server = json.loads((Path(job) / "app" / "config" / "config_fed_server.json").read_text())
         return self.folder / "server" / "polysite" / server["workflows"][0]["args"]["id"]
-
-    def finish(self, job, seconds=600.0):
-        """Wait until the run of a job is finished, or FLARE has ended the job; return what FLARE says."""
-        number, end = self.submit(job), time.monotonic() + seconds
-        while time.monotonic() < end:
-            status = self.status(number)
-            if status.startswith("FINISHED"):
-                return status
-            time.sleep(1.0)
-        raise AssertionError(f"the job {number} did not end within {seconds:.0f} s")
-
-
-class Session:
-    """FLARE's own session, as a context."""
-
-    def __init__(self, kit):
-        self.kit = kit
-
-    def __enter__(self):
-        from nvflare.fuel.flare_api.flare_api import new_secure_session
-
-        with redirect_stdout(StringIO()):  # it says that it connects
-            self.made = new_secure_session(ADMIN, str(self.kit), timeout=5.0, auto_login_max_tries=1)
-        return self.made
-
-    def __exit__(self, *_):
-        self.made.close()
 
 
 def free_port():

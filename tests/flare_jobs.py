@@ -29,6 +29,6 @@ def workspace(folder):
     """A workspace whose sites accept studies with few cases, and many of them."""
     own = admit(folder)
     change(own / "policy.toml", "fewest = 5", "fewest = 1")
-    change(own / "policy.toml", "studies = 20", "studies = 100")
+    change(own / "policy.toml", "studies = 20", "studies = 1000")
     change(own / "site.toml", 'device = "auto"', 'device = "cpu"')
     return folder

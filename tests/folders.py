@@ -54,24 +54,13 @@ def write(
         }
         for s, found in whole.items()
     }
-    for index in range(rounds):
-        sent = (0, 0) if alone else (100, 200)
-        effort = SiteRecord(1.0, steps=4, lr_sum=0.1, seconds=0.1, bytes_down=sent[0], bytes_up=sent[1])
-        score = SiteValidation(2, 0.5, {"WT": 0.2 * index})
-        folder.append(
-            RoundRecord(
-                index,
-                0,
-                dict.fromkeys(cases, effort),
-                shares={s: 1 / len(cases) for s in cases},
-                validation=dict.fromkeys(cases, score),
-                measure="Dice",
-                mean_score=0.2 * index,
-                best_round=index,
-                peeked=peeked[index] if peeked else {},
-                elapsed=0.1 * index,
-            )
-        )
+    sent = (0, 0) if alone else (100, 200)
+    effort = dict.fromkeys(cases, SiteRecord(1.0, 4, lr_sum=0.1, seconds=0.1, bytes_down=sent[0], bytes_up=sent[1]))
+    shares = {s: 1 / len(cases) for s in cases}
+    for k in range(rounds):
+        validation = dict.fromkeys(cases, SiteValidation(2, 0.5, {"WT": 0.2 * k}))
+        found = {"measure": "Dice", "mean_score": 0.2 * k, "best_round": k, "peeked": peeked[k] if peeked else {}}
+        folder.append(RoundRecord(k, 0, effort, shares=shares, validation=validation, elapsed=0.1 * k, **found))
     other = {s: {} for s in cases}
     validation, test = (scores if split == name else other for name in ("validation", "test"))
     chosen = {"best_rounds": best_rounds, "common": {split: scores}} if best_rounds else {}
@@ -82,23 +71,21 @@ def write(
 
 def _evaluation(place: Path, whole, own, unit, alone) -> None:
     place.mkdir(parents=True)
-
-    def models(site):
-        return list(whole) if alone else [site if own else "*"]
-
     lines = [
         {"model": m, "site": s, "case": c, "label": k, **(row(v["dice"] / 2, 9.0) if alone and m != s else v)}
         for s, found in whole.items()
         for c, labels in found.items()
         for k, v in labels.items()
-        for m in models(s)
+        for m in (whole if alone else [s if own else "*"])
     ]
     with (place / "cases.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(lines[0]))
         writer.writeheader()
         writer.writerows(lines)
     labels = sorted({line["label"] for line in lines})
-    shown = [_shown(s, c, why) for s, found in whole.items() for c, why in zip(found, ("worst", "best"), strict=False)]
+    grid = {"axes": "RAS", "slices": list(range(SIZE)), "step": 1, "pixel": [1.0, 1.0], "sides": True}
+    ranked = [(s, c, why) for s, found in whole.items() for c, why in zip(found, ("worst", "best"), strict=False)]
+    shown = [{"site": s, "case": c, "why": why, **grid} for s, c, why in ranked]
     about = {
         "split": "test", "data": "", "cases": {s: len(c) for s, c in whole.items()}, "trained": sorted(whole),
         "tolerance": 1.0, "unit": unit, "labels": labels, "modalities": ["t1"], "versions": {}, "shown": shown,
@@ -110,16 +97,10 @@ def _evaluation(place: Path, whole, own, unit, alone) -> None:
     answers = {f"{s}/{c}": np.roll(cube, 1, 0) for s, found in whole.items() for c in found}
     np.savez_compressed(place / "predictions.npz", **answers)
     scans = {}
-    for each in shown:
-        name = f"{each['site']}/{each['case']}"
-        scans[f"{name}/image"] = rng.integers(0, 255, (1, *cube.shape)).astype(np.uint8)
-        scans[f"{name}/truth"] = cube[None]
+    for site, case, _ in ranked:
+        scans[f"{site}/{case}/image"] = rng.integers(0, 255, (1, *cube.shape)).astype(np.uint8)
+        scans[f"{site}/{case}/truth"] = cube[None]
     np.savez_compressed(place / "scans.npz", **scans)
-
-
-def _shown(site, case, why):
-    grid = {"axes": "RAS", "slices": list(range(SIZE)), "step": 1, "pixel": [1.0, 1.0], "sides": True}
-    return {"site": site, "case": case, "why": why, **grid}
 
 
 def cases(shift=0.0, noise=0.0, seed=0, labels=("WT", "ET")):

@@ -6,8 +6,6 @@ Attackers that know the others' replies (``drift``, ``aware``) see them before t
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -30,42 +28,29 @@ class View:
 
     site: SiteId
     round: int
-    sent: Tree
-    """The model that it was sent."""
-    own: Tree
-    """The change that honest training gave."""
-    others: Mapping[SiteId, Tree] = field(default_factory=dict)
-    """Changes of the honest sites."""
+    sent: Tree  # the model that it was sent
+    own: Tree  # the change that honest training gave
+    others: Mapping[SiteId, Tree] = field(default_factory=dict)  # changes of the honest sites
 
 
 Change = Callable[[View], Tree]
 
 
-def sign_flip(view: View, scale: float = 10.0) -> Tree:
-    """Return the opposite of the honest change, ten times as long."""
-    return tree.scale(view.own, -scale)
-
-
-def quiet_flip(view: View) -> Tree:
-    """Return the opposite of the honest change, of its length."""
-    return tree.scale(view.own, -1.0)
-
-
-def scaled(view: View) -> Tree:
-    """Return the honest change, a hundred times as long."""
-    return tree.scale(view.own, 100.0)
+def flip(factor: float) -> Change:
+    """Return the attack with the opposite of the honest change, so many times as long."""
+    return lambda view: tree.scale(view.own, -factor)
 
 
 def noise(view: View) -> Tree:
     """Return random numbers, three times as long as the honest change."""
     random = np.random.default_rng([view.round, *view.site.encode()])
-    drawn = tree.map(lambda x: _like(x, random.standard_normal(tuple(x.shape))), view.own)
+
+    def like(x):
+        drawn = random.standard_normal(tuple(x.shape))
+        return x.new_tensor(drawn) if hasattr(x, "new_tensor") else drawn.astype(x.dtype)
+
+    drawn = tree.map(like, view.own)
     return tree.scale(drawn, 3 * tree.norm(view.own) / tree.norm(drawn))
-
-
-def free_rider(view: View) -> Tree:
-    """Return next to nothing: the model that was sent, with a little noise."""
-    return tree.scale(noise(view), 0.01)
 
 
 def drift(view: View, z: float = 1.5) -> Tree:
@@ -79,10 +64,8 @@ def drift(view: View, z: float = 1.5) -> Tree:
 def aware(view: View, cosine: float = COSINE) -> Tree:
     """Return a change as long as the others' and partly aligned with them, but always to the same side.
 
-    It knows what the guard looks at: norm, direction, and harm to the validation cases of the others. The component
-    along the mean of the others hides the rest, which pulls every weight towards zero and so undoes what was learnt.
-    As a juror it lies: of the two models that it is asked about it calls the better one the worse one, by as much, and
-    it claims to have learnt a lot, so that its ballot has the largest weight.
+    The component along the mean of the others hides the rest, which undoes what was learnt. As a juror it calls the
+    better one of two models the worse one, by as much, and claims to have learnt a lot: a ballot of the largest weight.
     """
     rows = [view.others[i] for i in sorted(view.others)]
     usual = sorted(tree.norm(row) for row in rows)[len(rows) // 2]
@@ -94,48 +77,33 @@ def aware(view: View, cosine: float = COSINE) -> Tree:
     return tree.scale(tree.map(lambda s, m: s + cosine * m, side, middle), usual)
 
 
-def sleeper(view: View) -> Tree:
-    """Return the honest change in the first rounds, and its opposite when the comparison of directions has ended."""
-    return view.own if view.round < AWAKE else quiet_flip(view)
-
-
 CHANGES: Mapping[str, Change | None] = {
-    "sign flip": sign_flip,
-    "quiet flip": quiet_flip,
-    "scaled update": scaled,
+    "sign flip": flip(10.0),
+    "quiet flip": flip(1.0),
+    "scaled update": flip(-100.0),
     "label flip": None,  # of the training cases
     "noise": noise,
-    "free rider": free_rider,
-    "weight lie": quiet_flip,  # with a large number of cases, from the beginning
+    "free rider": lambda view: tree.scale(noise(view), 0.01),  # next to nothing
+    "weight lie": flip(1.0),  # with a large number of cases, from the beginning
     "score lie": None,
     "inlier drift": drift,
     "aware": aware,  # with false scores
-    "sleeper": sleeper,
+    "sleeper": lambda view: flip(-1.0 if view.round < AWAKE else 1.0)(view),  # when directions are compared no more
 }
 ATTACKS = tuple(CHANGES)
 
 
 class Hostile(Simulator):
-    """A simulation in which some sites attack.
+    """A simulation in which some sites attack."""
 
-    Args:
-        attack: Name of the attack, from ``ATTACKS``; empty for none.
-        hostile: The sites that attack.
-        liked: First round whose model a liar praises; it condemns all other models.
-    """
-
-    attack: str = ""
+    attack: str = ""  # one of ``ATTACKS``; empty for none
     hostile: frozenset[SiteId] = frozenset()
-    liked: int = 0
-
-    @cached_property
-    def replied(self) -> dict[SiteId, Tree]:
-        """Models that hostile sites have sent last."""
-        return {}
+    liked: int = 0  # first round whose model a liar praises; it condemns all other models
 
     def attacked(self, attack: str, hostile: Collection[SiteId], liked: int = 0) -> "Hostile":
         """Set the attack; return this transport."""
         self.attack, self.hostile, self.liked = attack, frozenset(hostile), liked
+        self.replied: dict[SiteId, Tree] = {}  # models that hostile sites have sent last
         return self
 
     @property
@@ -146,17 +114,15 @@ class Hostile(Simulator):
 
     def train(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
         """Let each site take its turn; hostile ones come last, and know the replies of the others."""
-        change, honest = CHANGES.get(self.attack), dict[SiteId, Reply]()
-        for site, reply in super().train(round, {i: p for i, p in sent.items() if i not in self.hostile}):
-            honest[site] = reply
+        change = CHANGES.get(self.attack)
+        honest = dict(super().train(round, {i: p for i, p in sent.items() if i not in self.hostile}))
         changes = {i: _change(sent[i], r.payload) for i, r in honest.items()} if change else {}
         replies = dict(honest)
         for site, reply in super().train(round, {i: p for i, p in sent.items() if i in self.hostile}):
             payload = reply.payload
             if change is not None:
-                start = sent[site]["model"]
-                view = View(site, round, tree.trained(start), _change(sent[site], payload), changes)
-                moved = tree.add(tree.trained(start), change(view))
+                start = tree.trained(sent[site]["model"])
+                moved = tree.add(start, change(View(site, round, start, _change(sent[site], payload), changes)))
                 payload = Payload(**{**payload, "model": {**payload["model"], **moved}})
                 self.replied[site] = moved
             if self.attack == "weight lie" and "weight" in payload:
@@ -170,14 +136,13 @@ class Hostile(Simulator):
         The attacker that knows the guard lies to the jury.
         """
         scores = dict(super().score(round, sent, split))
-        if self.attack == "score lie" and split == "validation":
-            value = 0.999 if round == self.liked else 0.001
-            for site in self.hostile & scores.keys():
+        for site in self.hostile & scores.keys() if split == "validation" else ():
+            if self.attack == "score lie":
+                value = 0.999 if round == self.liked else 0.001
                 names = next((tuple(s.labels) for s in scores[site].values()), ())
                 claimed = CaseScore(dict.fromkeys(names, value), loss=1 - value)
                 scores[site] = {f"{site}-{k}": claimed for k in range(CLAIMED)}
-        if self.attack == "aware" and split == "validation":
-            for site in self.hostile & scores.keys():
+            if self.attack == "aware":
                 scores[site] = self._perjury(round, site, sent[site], scores[site])
         return scores
 
@@ -197,8 +162,3 @@ def _mirrored(score: CaseScore, middle: CaseScore) -> CaseScore:
 
 def _change(sent: Payload, reply: Payload) -> Tree:
     return tree.sub(tree.trained(reply["model"]), tree.trained(sent["model"]))
-
-
-def _like(x: Any, drawn: np.ndarray) -> Any:
-    """Return numbers in the library, type and place of a leaf."""
-    return x.new_tensor(drawn) if hasattr(x, "new_tensor") else drawn.astype(x.dtype)

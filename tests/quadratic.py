@@ -26,8 +26,10 @@ class Quadratic:
     lr: float = 0.05
     start: dict = field(default_factory=lambda: {"w": np.array([3.0])})
     fits: list = field(default_factory=list)
+    asked: list = field(default_factory=list)  # what every fit was given: (parameters, objective, budget, only)
     instead: tuple | None = None  # curvature and optimum of a loss that replaces its own; None: the same
     kinds: tuple = ()  # the class of every case; all are of class 0 where none are given
+    splits: dict = field(default_factory=dict)  # cases of a split that does not have all of them
 
     @property
     def size(self):
@@ -74,7 +76,7 @@ class Quadratic:
         return np.stack([b, np.abs(b), bin_width + 0 * b], axis=1)
 
     def cases(self, split):
-        return tuple(str(i) for i in range(self.size))
+        return self.splits.get(split, tuple(str(i) for i in range(self.size)))
 
     def lift(self, params):
         return params
@@ -91,6 +93,7 @@ class Quadratic:
 
     def fit(self, params, objective=Objective(), budget=Budget(), *, only=("*",), keep=None):
         """A minibatch is the whole batch."""
+        self.asked.append((params, objective, budget, only))
         b = np.mean([x for n, x in zip(self.cases("train"), self.b, strict=True) if keep is None or n in keep])
         lr, steps = budget.lr or self.lr, budget.steps or self.steps * (budget.epochs or 1)
         mix, tilt = objective.mix, objective.tilt or Tilt()
@@ -236,11 +239,11 @@ class Played:
         return np.array([m[field][name].item() for _, m in sorted(self.kept[round].items())])
 
 
-def play(algorithm, sites, rounds, share=1.0, start=None, *, state=None, seed=0, engine=None, wire=False):
+def play(algorithm, sites, rounds, share=1.0, start=None, *, state=None, resume=None, seed=0, engine=None, wire=False):
     """Let sites play some rounds, from the start of the first of them or from a state."""
     engine = engine or Simulator(algorithm, sites, wire=wire)
     start = start or next(iter(sites.values())).start
-    resume = None if state is None else Progress(-1, state, {})
+    resume = resume if state is None else Progress(-1, state, {})
     done, kept = [], []
     for r in run_rounds(algorithm, engine, start, Plan(rounds=rounds, share=share), seed=seed, resume=resume):
         done.append(r)

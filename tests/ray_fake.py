@@ -5,7 +5,6 @@ import json
 import pickle
 from types import SimpleNamespace
 
-from polysite.engines.plan import Plan
 from polysite.engines.ray import cluster
 from polysite.engines.ray.cluster import Workers
 from polysite.engines.ray.transport import RaySites
@@ -53,19 +52,19 @@ class Job:
         self.actor, self.method, self.given, self.options, self.done = actor, method, given, options, False
 
     def run(self):
-        given = [x.value if isinstance(x, Reference) else x for x in self.given]
+        self.problem, self.done = None, True
         try:
-            self.result = crossed(getattr(self.actor.instance, self.method)(*crossed(given), **crossed(self.options)))
+            method, given = getattr(self.actor.instance, self.method), crossed(values(self.given))
+            self.result = crossed(method(*given, **crossed(self.options)))
         except Exception as problem:
-            self.result = TaskError()
-            self.result.cause = problem
-        self.done = True
+            self.problem = TaskError()
+            self.problem.cause = problem
 
 
 class Actor:
     def __init__(self, kind, node, options, given):
         self.node, self.options, self.queue, self.dead = node, options, [], False
-        self.instance = kind(*(x.value if isinstance(x, Reference) else x for x in given))
+        self.instance = kind(*values(given))
 
     def __getattr__(self, method):
         def remote(*given, **options):
@@ -75,18 +74,22 @@ class Actor:
         return SimpleNamespace(remote=remote)
 
 
+def values(given):
+    return [x.value if isinstance(x, Reference) else x for x in given]
+
+
+LOST = ("RayActorError", "WorkerCrashedError", "OutOfMemoryError", "NodeDiedError", "ObjectLostError")
+
+
 class FakeRay:
     """``lose(k)`` is asked after every finished call, by its number, for a node or an actor to lose."""
 
     def __init__(self, nodes, lose=lambda ray, k: None):
         self.alive, self.actors, self.lose, self.count = dict(nodes), [], lose, itertools.count()
-        kinds = dict.fromkeys(
-            ("RayActorError", "WorkerCrashedError", "OutOfMemoryError", "NodeDiedError", "ObjectLostError"), Lost
-        )
-        self.exceptions = SimpleNamespace(RayTaskError=TaskError, ActorUnschedulableError=Lost, **kinds)
-        self.util = SimpleNamespace(
-            scheduling_strategies=SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
-        )
+        lost = dict.fromkeys((*LOST, "ActorUnschedulableError"), Lost)
+        self.exceptions = SimpleNamespace(RayTaskError=TaskError, **lost)
+        strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
+        self.util = SimpleNamespace(scheduling_strategies=strategies)
 
     def nodes(self):
         resources = {i: {"CPU": cpus, "GPU": gpus} for i, (cpus, gpus) in self.alive.items()}
@@ -124,8 +127,8 @@ class FakeRay:
                 raise Lost("the process ended")
             job.actor.queue.pop(0).run()
             self.lose(self, next(self.count))
-        if isinstance(job.result, TaskError):
-            raise job.result
+        if job.problem:
+            raise job.problem
         return job.result
 
 
@@ -154,7 +157,3 @@ def transports(monkeypatch, ray, *cases, count=0, device="cpu", threads=1):
     sizes = {i: s.size for i, s in everyone.items()}
     workers = Workers(OPENER, json.dumps(cases), sizes, device=device, threads=threads, count=count)
     return workers, [ArraySites(workers, k, names, names, names) for k in range(len(cases))]
-
-
-def plans(count, rounds=4):
-    return [Plan(rounds=rounds, checkpoint_every=2) for _ in range(count)]

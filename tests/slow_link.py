@@ -17,17 +17,17 @@ class SlowLink:
         far: The other port.
         rate: Bytes per second, in each direction, over all connections.
         delay: Seconds that every byte is on its way.
-        ahead: Bytes that the link takes before they have gone over it, as a router or a proxy does.
         login: As a proxy: the value of Proxy-Authorization that is wanted; "" for none. None: not a proxy.
         tls: TLS contexts for the near and the far end, if it opens TLS.
     """
 
-    def __init__(self, far, rate=1e9, delay=0.0, ahead=1 << 30, login=None, tls=(None, None)):
-        self.far, self.rate, self.delay, self.ahead, self.login, self.tls = far, rate, delay, ahead, login, tls
+    def __init__(self, far, rate=1e9, delay=0.0, login=None, tls=(None, None)):
+        self.far, self.rate, self.delay, self.login, self.tls = far, rate, delay, login, tls
         self.free = {"up": 0.0, "down": 0.0}  # when the link is free again
         self.carried = {"up": 0, "down": 0}  # bytes that came out at the other end
+        self.cuts = {"up": [], "down": []}  # (bytes after which it breaks, the port to which it leads then)
         self.asked = []  # tunnels that were asked for
-        self.ends, self.cut_at, self.connections = set(), None, 0
+        self.ends, self.connections = set(), 0
 
     def __enter__(self):
         self.loop, ready = asyncio.new_event_loop(), threading.Event()
@@ -68,7 +68,7 @@ class SlowLink:
 
     def cut_after(self, count, way="up", far=None):
         """Break all connections when so many more bytes have gone over; then lead to another port, if one is given."""
-        self.cut_at = way, self.carried[way] + count, self.far if far is None else far
+        self.cuts[way].append((self.carried[way] + count, far or self.far))
 
     def _cut(self):
         for writer in self.ends:
@@ -106,11 +106,8 @@ class SlowLink:
         task = asyncio.ensure_future(self._deliver(way, queue, writer))
         with suppress(OSError):
             while data := await reader.read(PIECE):
-                clock = self.loop.time()
-                self.free[way] = max(clock, self.free[way]) + len(data) / self.rate
+                self.free[way] = max(self.loop.time(), self.free[way]) + len(data) / self.rate
                 queue.put_nowait((self.free[way] + self.delay, data))
-                if (over := self.free[way] - clock - self.ahead / self.rate) > 0:
-                    await asyncio.sleep(over)
         queue.put_nowait((self.free[way] + self.delay, b""))
         await task
 
@@ -124,6 +121,6 @@ class SlowLink:
                 return
             writer.write(data)
             self.carried[way] += len(data)
-            if self.cut_at is not None and way == self.cut_at[0] and self.carried[way] >= self.cut_at[1]:
-                self.far, self.cut_at = self.cut_at[2], None
+            if self.cuts[way] and self.carried[way] >= self.cuts[way][0][0]:
+                _, self.far = self.cuts[way].pop(0)
                 self._cut()

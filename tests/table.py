@@ -138,6 +138,14 @@ def screen(expected, params, sent, replies):
     return judge(params, sent, {i: look(expected, params, sent.get(i), replies[i]) for i in sorted(replies)})
 
 
+def exchange(algorithm, asked="abcd", start=START):
+    """(state, sent, replies) of the first round."""
+    s = sites()
+    state = algorithm.init(start, sorted(s))
+    sent = algorithm.send(state, list(asked))
+    return state, sent, {i: algorithm.local(sent[i], Payload(), s[i])[0] for i in asked}
+
+
 every = pytest.mark.parametrize("algorithm", CASES.values(), ids=CASES.keys())
 
 

@@ -25,21 +25,15 @@ def test_finished_runs_are_read_and_evaluated_again(tmp_path, name):
     folder, want = RunFolder.open(tmp_path / name), EXPECTED[name]
     run = Run(folder, folder.result)
     assert run.mean == pytest.approx(want["mean"], abs=1e-12) and run.dice() == pytest.approx(want["by_site"])
-    assert (run.result.rounds, run.result.best_round, run.result.best_phase) == (
-        want["rounds"],
-        want["best_round"],
-        want["best_phase"],
-    )
-    records = folder.records()
-    assert len(records) == want["rounds"] and all(r.sites and r.measure for r in records)
+    assert all(getattr(run.result, key) == want[key] for key in ("rounds", "best_round", "best_phase"))
+    assert len(folder.records()) == want["rounds"] and all(r.sites and r.measure for r in folder.records())
     if name == "classes":
         score = next(iter(run.result.test["valley"].values()))
         assert score.labels["accuracy"] == (score.predicted == score.true)
-    before = read(tmp_path / name)
-    evaluate(tmp_path / name, again=True, pictures=False)
-    after = read(tmp_path / name)
     main = "dice" if name == "phases" else "accuracy"
-    assert after.values(main) == pytest.approx(before.values(main), abs=1e-6)
+    before = read(tmp_path / name).values(main)
+    evaluate(tmp_path / name, again=True, pictures=False)
+    assert read(tmp_path / name).values(main) == pytest.approx(before, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["ditto", "phases"])
@@ -62,9 +56,7 @@ def test_a_folder_of_a_later_version_is_refused(tmp_path):
         RunFolder.open(tmp_path / "run")
 
 
-def test_a_removed_key_of_a_run_is_ignored_and_reported_once_but_a_study_that_asks_for_it_is_refused(
-    tmp_path, monkeypatch, caplog
-):
+def test_a_removed_key_is_ignored_and_reported_once_in_a_run_and_refused_in_a_study(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(foreign.REMOVED, "train.haste", foreign.Removed("set train.lr", idle=0))
     known = (OLD / "classes" / "config.toml").read_text()
     study, old = tmp_path / "study.toml", known.replace("[train]\n", "[train]\nhaste = 2\n")

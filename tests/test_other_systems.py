@@ -3,9 +3,7 @@
 import subprocess
 import sys
 
-import pytest
-
-from test_demo import TINY
+from studies import text
 
 # fcntl is gone for all; the others, which libraries load on Linux, are refused to polysite's own modules
 WITHOUT = """
@@ -18,44 +16,26 @@ def guarded(name, given=None, *rest, **more):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     return real(name, given, *rest, **more)
 builtins.__import__ = guarded
-"""
-DEMO = """
-from pathlib import Path
-from polysite import demo
-from polysite.engines.rounds import Watch
-demo.STUDY = Path("study.toml").read_text()
-demo.run(Path("demo"), 0, Watch())
-"""
-COMMAND = """
 from polysite import cli
 sys.argv = ["polysite", *sys.argv[1:]]
 cli.main()
 """
 
 
-@pytest.fixture
-def elsewhere(tmp_path):
-    """Run code in a process without such modules."""
-    (tmp_path / "study.toml").write_text(TINY)
-
-    def run(code, *words):
-        return subprocess.run(
-            [sys.executable, "-W", "ignore:only soft file lock", "-c", WITHOUT + code, *words],
-            cwd=tmp_path, capture_output=True, text=True,
-        )  # fmt: skip
-
-    return tmp_path, run
+def elsewhere(folder, *words):
+    """Call the command line in a process without such modules."""
+    command = [sys.executable, "-W", "ignore:only soft file lock", "-c", WITHOUT, *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-def test_training_and_the_demonstration_need_no_fcntl(elsewhere):
-    folder, run = elsewhere
-    done = run(DEMO + COMMAND, "train", "study.toml", "--set", "run.rounds=1", "--out", "run", "--quiet")
+def test_training_needs_no_fcntl(tmp_path):
+    (tmp_path / "study.toml").write_text(text({"capital": 5, "island": 4}, run="rounds = 1", patch=24))
+    done = elsewhere(tmp_path, "train", "study.toml", "--out", "run", "--quiet")
     assert (done.returncode, done.stderr) == (0, "")
-    assert all((folder / name / "index.html").exists() for name in ("demo", "run"))
+    assert (tmp_path / "run" / "index.html").exists()
 
 
-def test_a_site_says_that_it_needs_linux(elsewhere):
-    _, run = elsewhere
-    done = run(COMMAND, "site", "run", "north")
+def test_a_site_says_that_it_needs_linux(tmp_path):
+    done = elsewhere(tmp_path, "site", "run", "north")
     assert done.returncode == 2
     assert done.stderr == "polysite: this command needs Linux: Python has no module 'fcntl' here\n"

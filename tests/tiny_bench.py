@@ -1,7 +1,5 @@
 """A tiny benchmark on phantoms as TOML, of which tests change what they are about."""
 
-import csv
-
 import tomli_w
 
 from polysite import benchmark, config
@@ -32,12 +30,6 @@ def load(folder, text):
     """The benchmark of a file."""
     (folder / "tiny.toml").write_text(text)
     return benchmark.load(str(folder / "tiny.toml"))
-
-
-def rows(file):
-    """The rows of a CSV file."""
-    with file.open(newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
 
 
 def work_here(jobs, most, step):

@@ -1,17 +1,15 @@
 """Both ends of the wire on this machine: keys and certificates of a small consortium, and messages there and back."""
 
-import datetime
 import http.client
-import ipaddress
 import secrets
+import socket
 import ssl
 import time
 from base64 import b64encode
+from contextlib import closing, contextmanager
+from datetime import timedelta
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-
+from polysite.deploy.certificates import issue, public_pem
 from polysite.deploy.flower.client import Fleet
 from polysite.deploy.flower.messages import CHUNK, INSTANCE
 from polysite.deploy.flower.server import Link
@@ -22,53 +20,38 @@ from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-HEADER = {"round": 3, "what": "train", "rate": 0.5, "last": False, "labels": ["a", "b"], "none": []}
+HEADER = {"round": -(2**63), "wås": "tråin\0", "rate": 0.5, "last": False, "labels": ["a", "b"], "none": []}
 
 
 class Consortium:
     """A folder of keys and certificates: one CA, the coordinator, sites; and a CA that the sites do not know."""
 
     def __init__(self, folder):
-        self.folder = folder
-        self.cas = {ca: self.make(ca, None) for ca in ("ca", "other")}
-        self.keys = {name: self.make(name, "ca") for name in ("server", "north", "south", "unregistered")}
-        self.make("impostor", "other")
-        self.sites = {name: public_key_to_bytes(self.keys[name].public_key()) for name in ("north", "south")}
+        self.folder, self.keys = folder, {}
+        for ca, servers, sites in (
+            ("ca", ("server",), ("north", "south", "unregistered")),
+            ("other", ("forged",), ("impostor",)),
+        ):
+            authority = self.keep(ca, issue(ca, None, 100))
+            for name in (*servers, *sites):
+                self.keep(name, issue(name, authority, 100, "127.0.0.1" if name in servers else ""))
+        self.sites = {name: public_pem(self.keys[name].public_key()) for name in ("north", "south")}
 
-    def make(self, name, issuer):
-        key = ec.generate_private_key(ec.SECP384R1())
-        subject, signer = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, n)]) for n in (name, issuer or name))
-        today = datetime.datetime.now(datetime.UTC)
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(signer)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(today - datetime.timedelta(days=1))
-            .not_valid_after(today + datetime.timedelta(days=100))
-            .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-            .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-            )
-            .sign(self.cas[issuer] if issuer else key, hashes.SHA256())
-        )
-        pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-        (self.folder / f"{name}.crt").write_bytes(certificate.public_bytes(pem))
-        (self.folder / f"{name}.key").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
-        return key
+    def keep(self, name, made):
+        (self.folder / f"{name}.crt").write_bytes(made.pem)
+        (self.folder / f"{name}.key").write_bytes(made.key_pem)
+        self.keys[name] = made.key
+        return made
 
-    def files(self, name, ca="ca"):
-        return {kind: self.folder / f"{name}.{end}" for kind, end in (("certificate", "crt"), ("key", "key"))} | {
-            "ca": self.folder / f"{ca}.crt"
-        }
+    def files(self, name):
+        paths = self.folder / f"{name}.crt", self.folder / f"{name}.key", self.folder / "ca.crt"
+        return dict(zip(("certificate", "key", "ca"), paths, strict=True))
 
     def link(self, port=0, **others):
         return Link("127.0.0.1", port, **self.files("server"), sites=self.sites, **others)
 
     def fleet(self, link, name, **others):
-        files = self.files(name) | others
-        return Fleet(f"127.0.0.1:{link.port}", **files)
+        return Fleet(f"127.0.0.1:{link.port}", **(self.files(name) | others))
 
     def context(self, name=None):
         context = ssl.create_default_context(cafile=self.folder / "ca.crt")
@@ -76,29 +59,53 @@ class Consortium:
             context.load_cert_chain(self.folder / f"{name}.crt", self.folder / f"{name}.key")
         return context
 
-    def signed(self, name, instance):
-        moment = now().isoformat()
-        signature = sign_message(self.keys[name], moment.encode())
-        key = public_key_to_bytes(self.keys[name].public_key())
+    def signed(self, name, instance="i" * 32, behind=0):
+        """The headers of a request, signed where the clock is so many seconds behind."""
+        moment = (now() - timedelta(seconds=behind)).isoformat()
         return {
-            FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(key).decode(),
-            FLEET_HTTP_SIGNATURE_HEADER: b64encode(signature).decode(),
+            FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(self.keys[name].public_key())).decode(),
+            FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(self.keys[name], moment.encode())).decode(),
             TIMESTAMP_HEADER: moment,
             INSTANCE: instance,
             "content-type": PROTOBUF_MEDIA_TYPE,
         }
 
-    def connection(self, link, name):
-        return http.client.HTTPSConnection("127.0.0.1", link.port, context=self.context(name), timeout=20)
+    def head(self, name, call, instance="i" * 32, **more):
+        """A signed request as bytes, up to its body."""
+        headers = self.signed(name, instance) | {key.replace("_", "-"): value for key, value in more.items()}
+        lines = [f"POST /v1/fleet/{call} HTTP/1.1", *(f"{key}: {value}" for key, value in headers.items()), "", ""]
+        return "\r\n".join(lines).encode()
 
-    def post(self, link, name, call, headers, body=b""):
-        connection = self.connection(link, name)
-        try:
-            connection.request("POST", f"/v1/fleet/{call}", body, headers)
+    def ask(self, link, name, path, headers, body=b"", method="POST"):
+        """The status and the body of the response to any request."""
+        connection = http.client.HTTPSConnection("127.0.0.1", link.port, context=self.context(name), timeout=20)
+        with closing(connection):
+            connection.request(method, path, body, headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
-        finally:
-            connection.close()
+
+    def post(self, link, name, call, headers, body=b""):
+        return self.ask(link, name, f"/v1/fleet/{call}", headers, body)
+
+    @contextmanager
+    def dialled(self, link, name=None, tls=True):
+        with socket.create_connection(("127.0.0.1", link.port), timeout=20) as plain:
+            if tls:
+                with self.context(name).wrap_socket(plain, server_hostname="127.0.0.1") as secure:
+                    yield secure
+            else:
+                yield plain
+
+
+def hung_up(connection):
+    """The other side says what it has to say and closes."""
+    said = b""
+    try:
+        while data := connection.recv(4096):
+            said += data
+    except OSError:
+        pass
+    return said
 
 
 def until(look):
@@ -126,12 +133,13 @@ def received(fleet):
     return until(fleet.receive)
 
 
-def exchange(link, fleet, site="north", size=CHUNK + 1000):
+def exchange(link, fleet, size=CHUNK + 1000):
     """There and back, bit for bit."""
     body = secrets.token_bytes(size)
-    sent = link.send(site, HEADER, body, 60, "1")
+    sent = link.send("north", HEADER, body, 60, "1")
     asked = received(fleet)
     assert (asked.header, asked.body) == (HEADER, body)
+    assert {k: type(v) for k, v in asked.header.items()} == {k: type(v) for k, v in HEADER.items()}
     assert fleet.answer(asked, {"ok": True}, body[::-1])
     (answer,) = collected(link, sent)
     assert (answer.id, answer.error) == (sent, "")

@@ -1,6 +1,7 @@
 """Strategies as studies: settings of the study inside them, families, and models that nothing was chosen by."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from json import dumps, loads
 
 import pytest
 
@@ -12,7 +13,7 @@ from polysite.algorithms import name_of
 from polysite.errors import ConfigError
 from polysite.heterogeneity.verdict import GROUP, ONE, OWN, Strategy, Verdict
 
-FEDAVG = {"name": "fedavg"}
+FEDAVG, PROX = {"name": "fedavg"}, {"name": "fedprox"}
 ADAM = {**FEDAVG, "server": {"name": "adam", "lr": 0.03}}
 GROUPS = {"g": ["north", "east"], "h": ["south", "west"]}
 ONE_APART = {"g": ["north", "east", "south"], "h": ["west"]}
@@ -26,30 +27,27 @@ VERDICT = Verdict(
     "they differ",
     (),
     (
-        strategy("weighted", {"name": "weighted", "weights": {"west": 0.3}, "inner": {"name": "fedavg"}}),
+        strategy("weighted", {"name": "weighted", "weights": {"west": 0.3}, "inner": FEDAVG}),
         strategy("clustered", {"name": "clustered", "groups": GROUPS, "inner": FEDAVG}, GROUP),
         strategy("clustered-emd", {"name": "clustered", "groups": ONE_APART, "inner": FEDAVG}, GROUP),
-        strategy("fedavg", {"name": "fedavg"}),
-        strategy("fedprox", {"name": "fedprox"}),
-        strategy("uniform", {"name": "fedavg", "uniform": True}),
+        strategy("fedavg", FEDAVG),
+        strategy("fedprox", PROX),
+        strategy("uniform", {**FEDAVG, "uniform": True}),
         strategy("local", {"name": "local"}, OWN),
     ),
     (),
 )
 
 
-def study():
-    return config.vary(ps.Study(run=ps.Plan(rounds=30)), {"algorithm": ADAM})
+STUDY = config.vary(ps.Study(run=ps.Plan(rounds=30)), {"algorithm": ADAM})
 
 
 def test_strategies_keep_their_kind_and_take_the_settings_of_the_study():
-    found = {c.name: c for c in contenders(VERDICT, study(), cases=40)}
-    assert list(found) == ["fedavg", "weighted", "clustered", "clustered-emd", "uniform", "local", "patients"]
-    families = {n: c.family for n, c in found.items()}
-    assert families == {
-        "fedavg": "one model", "weighted": "outlier", "clustered": "groups", "clustered-emd": "outlier",
-        "uniform": "one model", "local": "alone", "patients": "patients",
-    }  # fmt: skip
+    found = {c.name: c for c in contenders(VERDICT, STUDY, cases=40)}
+    assert [(name, each.family) for name, each in found.items()] == [
+        ("fedavg", "one model"), ("weighted", "outlier"), ("clustered", "groups"), ("clustered-emd", "outlier"),
+        ("uniform", "one model"), ("local", "alone"), ("patients", "patients"),
+    ]  # fmt: skip
     weighted = found["weighted"].study.algorithm
     assert weighted.weights == {"west": 0.3} and weighted.inner.server.lr == 0.03
     shared, grouped = config.phases(found["clustered"].study)
@@ -63,29 +61,26 @@ def test_strategies_keep_their_kind_and_take_the_settings_of_the_study():
 
 
 def test_all_strategies_have_the_same_rounds_and_rates_and_most_share_the_first_phase():
-    found = contenders(VERDICT, study(), cases=40)
+    found = contenders(VERDICT, STUDY, cases=40)
     for each in found:
         first, last = config.phases(each.study)
         tuned = last.algorithm.rounds if each.name == "patients" else last.run.rounds
         assert (first.run.rounds, tuned, last.train.lr) == (30, 6, first.train.lr / 2)
-        assert config.is_beginning(study(), of=each.study) == each.continues
+        assert config.is_beginning(STUDY, of=each.study) == each.continues
     assert {c.name for c in found if not c.continues} == {"weighted", "uniform", "local"}
     assert [c.trainings for c in found[:3]] == [0.2, 1.2, 0.2]
 
 
 def test_few_cases_have_no_clusters_and_only_keeps_the_reference():
-    assert "patients" not in {c.name for c in contenders(VERDICT, study(), cases=10)}
-    assert [c.name for c in contenders(VERDICT, study(), 40, ["local"])] == ["fedavg", "local"]
-
-
-def test_a_strategy_takes_over_what_it_does_not_say():
-    given = {"name": "clustered", "groups": {"g": ["a"]}, "inner": FEDAVG}
+    assert "patients" not in {c.name for c in contenders(VERDICT, STUDY, cases=10)}
+    assert [c.name for c in contenders(VERDICT, STUDY, 40, ["local"])] == ["fedavg", "local"]
+    given = {"name": "clustered", "groups": {"g": ["a"]}, "inner": FEDAVG}  # and takes over what it does not say
     assert trained_by(given, FEDAVG) == given
     assert trained_by({**ADAM, "uniform": True}, {**FEDAVG, "uniform": False}) == {**ADAM, "uniform": True}
 
 
 def test_nothing_is_chosen_by_validation_cases():
-    patients = contenders(VERDICT, study(), 40, ["patients"])[1].study
+    patients = contenders(VERDICT, STUDY, 40, ["patients"])[1].study
     first, second = config.phases(unselected(patients))
     for phase in (first, second):
         assert (phase.run.validate_every, phase.run.best_from) == (phase.run.rounds, 1)
@@ -103,7 +98,5 @@ def test_the_budget_covers_the_strategies_and_the_models():
 
 
 def test_a_verdict_is_read_back_from_json():
-    from dataclasses import asdict
-    from json import dumps, loads
-
-    assert Verdict.of(loads(dumps(asdict(replace(VERDICT, cautions=("few",)))))) == replace(VERDICT, cautions=("few",))
+    given = replace(VERDICT, cautions=("few",))
+    assert Verdict.of(loads(dumps(asdict(given)))) == given

@@ -11,42 +11,24 @@ from polysite.advice import deliver
 from polysite.advice.contenders import last_phase, unselected
 from polysite.advice.tournament import Runs
 from polysite.benchmark.jobs import inner_job
+from studies import SEARCHED, clinics, tiny
 
-SITES = {name: ps.Hospital(cases=6, scanner=k) for k, name in enumerate(("east", "west"))}
-BASE = study.with_fixed_cases(
-    ps.Study(
-        data=ps.Phantom(shape=(24, 24, 24), sites=SITES),
-        model=ps.UNet(filters=(2, 2, 2)),
-        train=ps.Train(lr=0.5, patch=(16, 16, 16), window=(24, 24, 24), batch=2, device="cpu", augment="none"),
-        run=ps.Plan(rounds=5),
-    )
-)
-
-
-def jobs(root, name, chosen, inner=2):
-    return [inner_job(root, name, unselected(chosen), inner, k) for k in range(inner)]
+TRAIN = {**SEARCHED, "patch": (16, 16, 16)}
+BASE = study.with_fixed_cases(tiny(clinics("east", "west", cases=6), filters=(2, 2, 2), train=TRAIN, run={"rounds": 5}))
 
 
 def test_phases_that_runs_share_are_spent_once(tmp_path):
     """Five rounds of 2 x 2 steps on each inner fold (2 or 3 training cases, batches of 2), and one round more."""
-    one = jobs(tmp_path, "one", BASE)
+    one = [inner_job(tmp_path, "one", unselected(BASE), 2, k) for k in range(2)]
     last = [replace(j, method="both", study=replace(j.study, then=(last_phase(BASE),))) for j in one]
     steps = deliver.steps_of(one[0].study)
-    assert steps == 5 * sum(-(-n // 2) for n in sizes(one[0].study))
+    assert steps == 5 * sum(-(-len(splits["train"]) // 2) for splits in study.deal_cases(one[0].study).values())
     more = deliver.steps_of(last[0].study) - steps
     assert more * 5 == steps  # a fifth of the rounds
-    first, second = fake(one), fake(last)
+    first, second = (deliver.Played(BASE, tuple(runs), {}, {}) for runs in (one, last))
     assert deliver.steps_spent([first]) == 2 * steps
     assert deliver.steps_spent([first, second]) == 2 * (steps + more)
     assert deliver.steps_spent([second]) == 2 * (steps + more)  # nothing to take over
-
-
-def sizes(chosen):
-    return [len(splits["train"]) for splits in study.deal_cases(chosen).values()]
-
-
-def fake(runs):
-    return deliver.Played(BASE, tuple(runs), {}, {})
 
 
 def test_what_is_left_of_the_budget_trains_the_advised_study_longer_then_again():
@@ -77,33 +59,29 @@ def test_what_is_left_of_the_budget_trains_the_advised_study_longer_then_again()
     assert deliver.longer(short, 16.0).run.validate_every == 2  # 40 validations
 
 
-def test_the_advised_study_is_trained_once_or_several_times(tmp_path, monkeypatch):
+def test_the_advised_study_is_trained_once_or_several_times_and_what_fails_is_left_out(tmp_path, monkeypatch):
+    short, said, failing = replace(BASE, run=ps.Plan(rounds=1)), [], set()
+
     def work(listed, parallel, step):
-        for job in (job for job in listed if not job.done):
-            study.train(job.study, job.run, evaluate=job.evaluate)
-        return {}
+        for job in listed:
+            if not job.done and job.seed not in failing:
+                study.train(job.study, job.run, evaluate=job.evaluate)
+        return {job.title: "no memory" for job in listed if job.seed in failing}
+
+    def trained(folder, members):
+        runs = Runs(tmp_path / folder, 2, step=lambda note, *_: said.append(note))
+        return deliver.train({"models": short}, members, runs).get("models")
 
     monkeypatch.setattr(deliver, "work", work)
-    once = deliver.train({"models": BASE}, 1, Runs(tmp_path / "one", 2))["models"]
-    assert once.members == 1 and once.run.folder.path == tmp_path / "one" / "models"
+    for folder, members in (("one", 1), ("two", 2)):
+        found = trained(folder, members)
+        assert found.members == members and found.run.folder.path == tmp_path / folder / "models"
+        assert trained(folder, members).run.result == found.run.result  # continued: nothing to do
     assert (tmp_path / "one" / "models" / "evaluation" / "test").is_dir()
-    again = deliver.train({"models": BASE}, 1, Runs(tmp_path / "one", 2))["models"]  # continued: nothing to do
-    assert again.run.result == once.run.result
-    twice = deliver.train({"models": BASE}, 2, Runs(tmp_path / "two", 2))["models"]
-    assert twice.members == 2 and twice.run.folder.path == tmp_path / "two" / "models"
-    again = deliver.train({"models": BASE}, 2, Runs(tmp_path / "two", 2))["models"]
-    assert again.run.result == twice.run.result
     (tmp_path / "two" / "models" / "result.json").unlink()  # interrupted: made anew from its members
     shutil.rmtree(tmp_path / "two" / "models" / "checkpoints")
-    again = deliver.train({"models": BASE}, 2, Runs(tmp_path / "two", 2))["models"]
-    assert again.run.result == twice.run.result
-
-    def fails(listed, parallel, step):
-        work(listed[:-1], parallel, step)
-        return {listed[-1].title: "no memory"}
-
-    said = []
-    monkeypatch.setattr(deliver, "work", fails)
-    rest = deliver.train({"models": BASE}, 3, Runs(tmp_path / "three", 2, step=lambda note, *_: said.append(note)))
-    assert rest["models"].members == 2 and said[-1].endswith("failed and is left out: no memory")
-    assert deliver.train({"models": BASE}, 1, Runs(tmp_path / "four", 2)) == {}
+    assert trained("two", 2).run.result == found.run.result
+    failing.add(2)
+    assert trained("three", 3).members == 2 and said[-1].endswith("failed and is left out: no memory")
+    failing.add(0)
+    assert trained("four", 1) is None

@@ -53,49 +53,38 @@ def test_a_hospital_that_gains_much_in_both_trainings_gets_its_own_model():
     assert [*used["c"].scores.values()] == pytest.approx(both)
     found = choices["c"].confirmation
     assert found.gain.mean == pytest.approx(0.2, abs=0.02) and found.p <= RATE
-
-
-def test_a_gain_that_the_second_training_does_not_show_is_not_claimed():
-    trained = trainings(ISLAND, {})
+    trained = trainings(ISLAND, {})  # the second one does not show the gain
     choices, used = choose(trained, "fedavg", FAMILIES)
     assert trained.asked == ["fedavg", OWN] and choices["c"].promise.promising
     assert not used and not choices["c"].name and choices["c"].confirmation.p > RATE
 
 
-def test_a_loss_in_the_second_training_is_never_used():
+def test_a_loss_in_the_second_training_is_never_used_and_all_hospitals_and_strategies_count():
     one, two = (gains(ISLAND, 1, 0.001), played(0.0, 0)), (gains({"c": -0.001}, 2, 0.0), played(0.0, 0))
     assert not confirm("c", "x", one, two, 1).steady
+    one, two = ((gains({"c": 0.03}, s), played(0.0, 0)) for s in (1, 2))
+    alone, of_ten = (confirm("c", "x", one, two, count).p for count in (1, 10))
+    assert of_ten == pytest.approx(10 * alone)
 
 
 def test_equal_scores_claim_nothing_and_train_nothing_again():
     trained = trainings({}, {})
-    same = trained.one["fedavg"]
-    trained.one = dict.fromkeys(trained.one, same)
+    trained.one = dict.fromkeys(trained.one, same := trained.one["fedavg"])
     choices, used = choose(trained, "fedavg", FAMILIES)
     assert not used and not trained.asked and not any(choice.name for choice in choices.values())
     found = confirm("a", "x", (same, same), (same, same), 1)
     assert not found.better and found.p == pytest.approx(0.5)
 
 
-def test_of_own_models_for_all_a_hospital_may_leave_out_its_own():
-    trained = trainings({"a": 0.2, "b": 0.2, "c": -0.2}, {"a": 0.2, "b": 0.2, "c": -0.2})
+def test_own_models_may_be_left_out_and_a_strategy_that_ended_early_is_no_candidate():
+    trained = trainings(*[{"a": 0.2, "b": 0.2, "c": -0.2}] * 2)
     del trained.one["clustered"]  # equals FedAvg up to noise
     choices, _ = choose(trained, OWN, FAMILIES)
     assert [choices[site].name for site in "abc"] == ["", "", "fedavg"]
-
-
-def test_a_strategy_that_ended_early_is_no_candidate():
-    trained = trainings({}, {})
-    best = gains({"a": 0.3, "b": 0.3, "c": 0.3}, 7)
+    trained, best = trainings({}, {}), gains({"a": 0.3, "b": 0.3, "c": 0.3}, 7)
     trained.one["clustered"] = replace(best, scores={k: v for k, v in best.scores.items() if best.folds[k] == 0})
     choices, _ = choose(trained, "fedavg", FAMILIES)
     assert all(choice.promise.name == OWN for choice in choices.values())
-
-
-def test_all_hospitals_and_strategies_count():
-    one, two = ((gains({"c": 0.03}, s), played(0.0, 0)) for s in (1, 2))
-    alone, of_ten = (confirm("c", "x", one, two, count).p for count in (1, 10))
-    assert of_ten == pytest.approx(10 * alone)
 
 
 def test_chance_by_hand():
@@ -115,6 +104,9 @@ def test_the_highest_expected_gain_is_promised():
     others = {"some": gains({"a": 0.05}, 1), "more": gains({"a": 0.15, "b": -0.1}, 2)}
     found = promises(others, shared, 2, 6, {"some": 0, "more": 1})
     assert found["a"].name == "more" and found["b"].name == "some" and found["a"].promising
+    others = {"sure": gains(ISLAND, 1, 0.001), "doubtful": gains({"c": 0.2}, 2, 0.5)}
+    found = promises(others, shared, 2, 6, {"doubtful": 0, "sure": 5})  # the simpler one is not promising
+    assert found["c"].name == "sure" and found["c"].promising
 
 
 def test_the_simplest_of_what_cannot_be_told_apart_at_a_hospital_is_promised():
@@ -137,16 +129,6 @@ def test_an_outlier_trains_apart_though_a_cluster_of_its_patients_scores_a_littl
     families = {**FAMILIES, "clustered": "outlier", "patients": "patients"}
     choices, _ = choose(trained, "fedavg", families)
     assert choices["c"].name == "clustered" and trained.asked == ["fedavg", "clustered"]
-    trained.two.clear()
-    swapped = {**families, "clustered": "patients", "patients": "outlier"}
-    assert choose(trained, "fedavg", swapped)[0]["c"].name == "patients"
-
-
-def test_a_simpler_strategy_that_is_not_promising_is_not_promised():
-    shared, sure = played(0.0, 0), gains(ISLAND, 1, 0.001)
-    doubtful = gains({"c": 0.2}, 2, 0.5)
-    found = promises({"sure": sure, "doubtful": doubtful}, shared, 2, 6, {"doubtful": 0, "sure": 5})
-    assert found["c"].name == "sure" and found["c"].promising
 
 
 def test_nothing_is_trained_again_that_a_second_training_like_the_first_would_not_confirm():

@@ -7,8 +7,7 @@ import pytest
 
 import polysite as ps
 from polysite.algorithms.cost_weighted import _blend
-from polysite.algorithms.robust import krum_scores
-from polysite.engines.rounds import run_rounds
+from polysite.engines.rounds import Progress
 from polysite.engines.simulator import Simulator
 from polysite.payload import Payload
 from polysite.site import CaseScore
@@ -46,12 +45,14 @@ def stepping(steps):
     return {i: replace(s, steps=int(k)) for (i, s), k in zip(bed().items(), steps, strict=True)}
 
 
-EQUAL, OPTIMUM = np.full(4, 0.25), balance(P * A)
+EQUAL = np.full(4, 0.25)
 OMEGA, FACTORS = np.array([1.0, 0.3, 1.0, 2.0]), {"s1": 0.3, "s3": 2.0}
 WEIGHED = OMEGA * N / sum(OMEGA * N)
 W1 = averaged(P)  # after the first round, by size
 D = W1 - Q0
 W2 = averaged(P, w=W1)
+HALF = Q0 + 0.5 * D
+D2 = averaged(P, w=HALF) - HALF
 PROX = (1 - left(held=0.8)) * A / (A + 0.8)
 NOVA = (1 - left(STEPS)) / STEPS
 GAMMA = 4 * sum(P**2)  # K sum p^2, of equations 4 and 5
@@ -90,57 +91,48 @@ FORMS = {  # the algorithm, its sites, the model on paper after so many rounds
     "fedavg, iterations": (ps.FedAvg(steps=3), bed(), {1: averaged(P, left(3)), 60: balance(P * (1 - left(3)))}),
     "fedavg, epochs": (ps.FedAvg(epochs=2), bed(), {1: averaged(P, left(2 * K)), 60: balance(P * (1 - left(2 * K)))}),
     "fedavg, rate": (ps.FedAvg(lr=0.02), bed(), {1: averaged(P, left(lr=0.02))}),
-    "fedavg, one step": (ps.FedAvg(), bed(steps=1), {150: OPTIMUM}),
-    "server sgd": (ps.FedAvg(server=ps.Sgd(0.5)), bed(), {1: Q0 + 0.5 * D}),
-    "server momentum": (ps.FedAvg(server=ps.Sgd(1.0, momentum=0.9)), bed(), {1: W1, 2: W2 + 0.9 * D}),
+    "fedavg, one step": (ps.FedAvg(), bed(steps=1), {150: balance(P * A)}),
+    "server sgd": (ps.FedAvg(server=ps.Sgd(0.5)), bed(), {1: HALF, 120: balance(P * C)}),
+    "server momentum": (ps.FedAvg(server=ps.Sgd(0.5, momentum=0.9)), bed(),
+                        {1: HALF, 2: HALF + 0.5 * (D2 + 0.9 * D), 500: balance(P * C)}),
     "fedadagrad": (ps.FedAvg(server=ps.Adagrad(0.05, 0.0)), bed(), {1: Q0 + 0.05 * D / ((1e-6 + D**2) ** 0.5 + 1e-3)}),
     "fedadam": (ps.FedAvg(server=ps.Adam(0.05)), bed(), {1: Q0 + 0.005 * D / ((0.99e-6 + 0.01 * D**2) ** 0.5 + 1e-3)}),
     "fedyogi": (ps.FedAvg(server=ps.Yogi(0.05)), bed(), {1: Q0 + 0.005 * D / ((1e-6 + 0.01 * D**2) ** 0.5 + 1e-3)}),
     "fedprox": (ps.FedProx(0.8), bed(), {1: Q0 - sum(P * PROX * (Q0 - B)), 60: balance(P * PROX)}),
     "fedprox, exact": (ps.FedProx(0.8), bed(steps=150), {60: balance(P * A / (A + 0.8))}),
-    "fednova": (
-        ps.FedNova(),
-        stepping(STEPS),
-        {1: Q0 - sum(P * STEPS) * sum(P * NOVA * (Q0 - B)), 60: balance(P * NOVA)},
-    ),
+    "fednova": (ps.FedNova(), stepping(STEPS),
+                {1: Q0 - sum(P * STEPS) * sum(P * NOVA * (Q0 - B)), 60: balance(P * NOVA)}),
     "fednova, steps by size": (ps.FedNova(), stepping(N), {1: Q0 + GAMMA * (averaged(EQUAL, left(N)) - Q0)}),
     "fednova of sizes": (ps.FedNova("sizes"), stepping(STEPS), {1: Q0 + GAMMA * (averaged(EQUAL, left(STEPS)) - Q0)}),
-    "weighted fednova of sizes": (
-        ps.Weighted(FACTORS, ps.FedNova("sizes")),
-        stepping(STEPS),
-        {1: Q0 + sum(WEIGHED * N) * sum(WEIGHED * (1 - left(STEPS)) * (B - Q0) / N)},
-    ),
+    "weighted fednova of sizes": (ps.Weighted(FACTORS, ps.FedNova("sizes")), stepping(STEPS),
+                                  {1: Q0 + sum(WEIGHED * N) * sum(WEIGHED * (1 - left(STEPS)) * (B - Q0) / N)}),
     "q-fedavg, half": (ps.QFedAvg(0.5), bed(), {1: q_step(0.5)}),
     "q-fedavg": (ps.QFedAvg(1.0), bed(), {1: q_step(1.0)}),
     "q-fedavg, two": (ps.QFedAvg(2.0), bed(), {1: q_step(2.0)}),
-    **{
-        f"q-fedavg of two sites, {q}": (ps.QFedAvg(q), TWO_SITES, {80: (2 * ratio - 1) / (1 + ratio)})
-        for q, ratio in Q_TWO.items()
-    },
-    "fedcostwavg": (
-        ps.FedCostWAvg(),
-        bed(kind=Frank),
-        {1: W1, 2: sum(cost_weights(COST0 / COST1) * (B + R * (W1 - B))), 100: balance((0.5 * P + 0.125) * C)},
-    ),
+    **{f"q-fedavg of two, {q}": (ps.QFedAvg(q), TWO_SITES, {80: (2 * r - 1) / (1 + r)}) for q, r in Q_TWO.items()},
+    "fedcostwavg": (ps.FedCostWAvg(), bed(kind=Frank),
+                    {1: W1, 2: averaged(cost_weights(COST0 / COST1), w=W1), 100: balance((0.5 * P + 0.125) * C)}),
     "fedcostwavg without sizes": (ps.FedCostWAvg(0.0), bed(kind=Frank), {1: W1}),
     "fedpidavg": (ps.FedPIDAvg(), bed(kind=Frank), {1: averaged(pid_weights(np.maximum(1 - COST0, 0), COST0 + 5))}),
-    "fedpidavg, by size at first": (
-        ps.FedPIDAvg(start="size"),
-        bed(kind=Frank),
-        {1: W1, 2: averaged(pid_weights(np.maximum(COST0 - COST1, 0), COST0 + COST1), w=W1)},
-    ),
+    "fedpidavg, by size at first": (ps.FedPIDAvg(start="size"), bed(kind=Frank),
+        {1: W1, 2: averaged(pid_weights(np.maximum(COST0 - COST1, 0), COST0 + COST1), w=W1)}),
     "top-k": (ps.TopK(2), bed(kind=Frank), {1: averaged(best(2) / sum(best(2)))}),
     "top-k, the best draws the model to itself": (ps.TopK(1), bed(kind=Frank), {120: B[np.argmin(COST0)]}),
     "fedexp": (ps.FedExP(1e-3), bed(), {1: exp_step(P)}),
     "fedexp, uniform": (ps.FedExP(1e-3, uniform=True), bed(), {1: exp_step(EQUAL)}),
     "weighted": (ps.Weighted(FACTORS), bed(), {1: averaged(WEIGHED), 60: balance(WEIGHED * C)}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("algorithm", "sites", "paper"), FORMS.values(), ids=FORMS.keys())
 def test_first_rounds_and_limit(algorithm, sites, paper):
     found = play(algorithm, sites, max(paper)).models()
     assert {k: found[k - 1] for k in paper} == pytest.approx(paper, abs=1e-8)
+
+
+@pytest.mark.parametrize("server", [ps.Adagrad(0.5), ps.Adam(0.02), ps.Yogi(0.02)], ids=str)
+def test_adaptive_servers_come_near_fedavgs_limit(server):
+    assert play(ps.FedAvg(server=server), bed(), 120).models()[-1] == pytest.approx(balance(P * C), abs=2e-2)
 
 
 CONTROLLED = {  # variates that correct the drift of sites: the minimiser of sum p F is reached
@@ -157,38 +149,10 @@ def test_control_variates_reach_the_true_optimum_whoever_takes_part(algorithm, p
     assert play(algorithm, bed(), rounds, share).models()[-1] == pytest.approx(balance(p * A), abs=1e-6)
 
 
-SERVERS = ps.Sgd(0.5), ps.Sgd(0.5, momentum=0.5), ps.Adagrad(0.5), ps.Adam(0.02), ps.Yogi(0.02)
-
-
-@pytest.mark.parametrize("server", SERVERS, ids=str)
-def test_server_optimisers_share_fedavgs_limit(server):
-    assert play(ps.FedAvg(server=server), bed(), 120).models()[-1] == pytest.approx(balance(P * C), abs=2e-2)
-
-
 def test_local_sites_go_their_own_way():
     run = play(ps.Local(), bed(), 40)
     for round in (0, 39):
         assert run.own(round=round) == pytest.approx(B + R ** (round + 1) * (Q0 - B), abs=1e-12)
-
-
-def test_fednova_forgets_the_number_of_steps_where_fedavg_does_not():
-    """Small steps: FedNova rests at the optimum of sum p F, FedAvg at that of sum p tau F."""
-    lr, sites = 1e-6, {i: replace(s, lr=1e-6) for i, s in stepping(STEPS).items()}
-    nova, plain = ps.FedNova(), ps.FedAvg()
-    for begin, order in ((OPTIMUM, (nova, plain)), (balance(P * STEPS * A), (plain, nova))):
-        runs = (play(x, sites, 1, start={"w": np.array([begin])}) for x in order)
-        stay, go = (abs(run.models()[0] - begin) / lr for run in runs)
-        assert stay < 1e-3 and go > 0.1
-
-
-def test_fedpidavg_weights_sum_to_one_where_nobody_improved():
-    """Sites at their optimum: costs stay zero, so nobody improves and there is no history; the model must stay."""
-    same = bed(b=np.full(4, Q0), kind=Frank)
-    assert play(ps.FedPIDAvg(), same, 12).models() == pytest.approx([Q0] * 12, abs=1e-12)
-    worse = bed(lr=-0.01, kind=Frank)  # every site gets worse: only size and history count
-    *_, before, end = play(ps.FedPIDAvg(), worse, 8).models()
-    models = B + left(lr=-0.01) * (before - B)
-    assert min(models) <= end <= max(models)
 
 
 def test_fedpidavg_limit_without_the_derivative_and_no_limit_with_it():
@@ -199,67 +163,60 @@ def test_fedpidavg_limit_without_the_derivative_and_no_limit_with_it():
     assert max(tail) - min(tail) > 0.1 and B.min() <= min(tail) and max(tail) <= B.max()
 
 
-@pytest.mark.parametrize(("times", "settles"), [(1.3, True), (0.7, False)])
-def test_fedexp_limit_is_the_mean_if_epsilon_is_large_enough(times, settles):
-    sites, near = bed(a=np.ones(4)), {"w": np.array([B.mean() + 1e-4])}
-    rule = ps.FedExP(times * (1 - SHRINK) ** 3 * B.var() / 4, uniform=True)
-    end = play(rule, sites, 400, start=near).models()[-1]
-    assert (abs(end - B.mean()) < 1e-6) == settles
-
-
 def test_fedexp_swings_around_the_mean_and_serves_the_middle():
     c, sites, algorithm = 1 - SHRINK, bed(a=np.ones(4)), ps.FedExP(0.0, uniform=True)
     swing = np.sqrt(c * B.var() / (4 - c))
-    state = play(algorithm, sites, 1, start={"w": np.array([B.mean() + swing])}).state
-    assert state.model["w"] == pytest.approx(B.mean() - swing, abs=1e-12)
-    ((served, _),) = algorithm.serve(algorithm.send(state, ["s0"])["s0"], Payload(), sites["s0"], ("0",))
-    assert served["w"] == pytest.approx(B.mean(), abs=1e-12)
+    ends = B.mean() + swing, B.mean() - swing
+    run = play(algorithm, sites, 3, start={"w": np.array([ends[0]])})
+    assert run.models() == pytest.approx([ends[1], ends[0], ends[1]], abs=1e-9)
+    ((served, _),) = algorithm.serve(algorithm.send(run.state, ["s0"])["s0"], Payload(), sites["s0"], ("0",))
+    assert served["w"] == pytest.approx(B.mean(), abs=1e-9)
+    still = {i: Payload(model=run.state.model, weight=1) for i in NAMES}  # where nothing moves, it stands still
+    assert algorithm.merge(run.state, still).model["w"] == run.state.model["w"]
 
 
-def test_feddyn_first_round():
+def test_feddyn_first_round_and_the_gradients_that_it_learns():
     aim = (A * B + 0.7 * Q0) / (A + 0.7)
-    models = aim + left(held=0.7) * (Q0 - aim)
-    run = play(ps.FedDyn(0.7), bed(), 1)
-    assert run.models() == pytest.approx([2 * models.mean() - Q0], abs=1e-12)
-    assert run.own("gradient") == pytest.approx(-0.7 * (models - Q0), abs=1e-12)
-
-
-def test_feddyn_learns_the_gradients_of_the_sites_at_the_optimum():
-    run, optimum = play(ps.FedDyn(0.7), bed(), 120), balance(A)
+    models, optimum = aim + left(held=0.7) * (Q0 - aim), balance(A)
+    run = play(ps.FedDyn(0.7), bed(), 120)
+    assert run.models()[0] == pytest.approx(2 * models.mean() - Q0, abs=1e-12)
+    assert run.own("gradient", round=0) == pytest.approx(-0.7 * (models - Q0), abs=1e-12)
     assert run.own("gradient") == pytest.approx(A * (optimum - B), abs=1e-6)
-    assert run.state.h["w"] == pytest.approx(run.own("gradient").mean(), abs=1e-7)
     assert abs(balance(C) - optimum) > 0.01  # where FedAvg ends
 
 
-def test_feddyn_when_a_site_joins_late():
-    """h stays the mean over all sites: 4 become 5, and the newcomer has no gradient yet."""
-    algorithm, sites = ps.FedDyn(0.7), bed()
-    state = algorithm.init({"w": np.array([Q0])}, sorted(sites))
-    memory = {i: Payload() for i in sites}
-    for late in (False, True):
-        here = {**sites, **({"new": sites["s0"]} if late else {})}
-        sent, replies = algorithm.send(state, sorted(here)), {}
-        for i, s in here.items():
-            replies[i], memory[i] = algorithm.local(sent[i], memory.get(i, Payload()), s)
-        state = algorithm.merge(state, replies)
-    mean = np.mean([m["gradient"]["w"].item() for m in memory.values()])
-    assert len(state.sites) == 5 and state.h["w"] == pytest.approx(mean, abs=1e-12)
+class Away(Simulator):
+    """Some sites are out of reach in some rounds."""
+
+    def __init__(self, algorithm, sites, away):
+        super().__init__(algorithm, sites)
+        self.away = away
+
+    def train(self, round, sent):
+        yield from super().train(round, {i: p for i, p in sent.items() if round not in self.away.get(i, ())})
+
+
+def test_feddyn_keeps_the_mean_of_all_gradients_when_sites_are_absent_and_when_one_joins_late():
+    """Four sites become five; who was never heard has no gradient yet."""
+    rule, sites = ps.FedDyn(0.7), bed([*A, 1.0], [*B, 0.5], [*N, 3])
+    run = play(rule, sites, 9, 0.5, state=rule.init(START, NAMES), engine=Away(rule, sites, {"s4": (0, 1, 2)}))
+    for state, kept in zip(run.states, run.kept, strict=True):
+        known = [m["gradient"]["w"].item() for m in kept.values() if m]
+        assert state.h["w"] == pytest.approx(sum(known) / len(state.sites), abs=1e-12)
+    assert {len(state.sites) for state in run.states} == {4, 5}
 
 
 SPREAD = np.array([0.0, 0.2, 0.3, 0.9, 50.0])
+ROBUST = {
+    "median": (ps.Median(), 0.3),
+    "trimmed mean": (ps.TrimmedMean(0.2), np.mean([0.2, 0.3, 0.9])),
+    "krum": (ps.Krum(f=1), 0.2),
+    "multi-krum": (ps.Krum(f=1, keep=3), 1 / 6),
+    "geometric median": (ps.GeometricMedian(iterations=3000, tolerance=0.0), 0.3),
+}
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "point"),
-    [
-        (ps.Median(), 0.3),
-        (ps.TrimmedMean(0.2), np.mean([0.2, 0.3, 0.9])),
-        (ps.Krum(f=1), 0.2),
-        (ps.Krum(f=1, keep=3), 1 / 6),
-        (ps.GeometricMedian(iterations=3000, tolerance=0.0), 0.3),
-    ],
-    ids=["median", "trimmed mean", "krum", "multi-krum", "geometric median"],
-)
+@pytest.mark.parametrize(("algorithm", "point"), ROBUST.values(), ids=ROBUST.keys())
 def test_robust_means(algorithm, point):
     """Equal curvature: the first round goes to r w0 + (1 - r) m, the limit is m, the robust middle of the optima."""
     found = play(algorithm, bed(a=np.ones(5), b=SPREAD, n=[3] * 5), 40).models()
@@ -267,66 +224,66 @@ def test_robust_means(algorithm, point):
     assert found[-1] == pytest.approx(point, abs=1e-6)
 
 
-def of(points, weights=None):
-    weights = weights or [1] * len(points)
-    return {
-        f"s{i}": Payload(model={"w": np.asarray(x, float)}, weight=w)
-        for i, (x, w) in enumerate(zip(points, weights, strict=True))
-    }
+def of(points, weights=None, statistics=None, **more):
+    """Replies of sites that moved to these points, with a running variance each if there are ``statistics``."""
+    found = {}
+    for i, x in enumerate(points):
+        model = {"w": np.asarray(x, float)} | ({} if statistics is None else {"n.running_var": statistics[i : i + 1]})
+        found[f"s{i}"] = Payload(model=model, weight=1 if weights is None else weights[i], **more)
+    return found
 
 
-def test_krum_scores_take_squares_of_the_nearest_others():
-    scores = krum_scores(of([[x] for x in SPREAD]), 2)
-    assert [scores[f"s{i}"] for i in range(4)] == pytest.approx([0.04 + 0.09, 0.04 + 0.01, 0.01 + 0.09, 0.36 + 0.49])
+def merged(rule, *replies, **more):
+    """The state after one round, in which sites moved from zero."""
+    found = of(*replies, **more)
+    return rule.merge(rule.init({k: 0.0 * v for k, v in found["s0"]["model"].items()}, sorted(found)), found)
 
 
-def test_geometric_median_in_the_plane():
-    triangle, rule = [[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]], ps.GeometricMedian(iterations=3000, tolerance=0.0)
-    assert merged(rule, triangle).model["w"] == pytest.approx(np.mean(triangle, 0), abs=1e-8)
-    assert merged(rule, triangle, [0.6, 0.2, 0.2]).model["w"] == pytest.approx(triangle[0], abs=1e-4)
-    four = [[0.0, 0.0], [4.0, 0.0], [0.0, 4.0], [1.0, 1.0]]  # a point inside the triangle of the others is the median
-    assert merged(rule, four).model["w"] == pytest.approx([1.0, 1.0], abs=1e-3)
+def test_geometric_median_at_one_of_the_points():
+    """Of a triangle the one that weighs more than half; of four, the one inside the triangle of the others."""
+    rule, points = ps.GeometricMedian(iterations=3000, tolerance=0.0), [[0.0, 0.0], [4.0, 0.0], [0.0, 4.0], [1.0, 1.0]]
+    assert merged(rule, points[:3], [0.6, 0.2, 0.2]).model["w"] == pytest.approx(points[0], abs=1e-4)
+    assert merged(rule, points).model["w"] == pytest.approx(points[3], abs=1e-3)
+
+
+def test_geometric_median_starts_from_the_mean_by_size_and_holds_statistics_too():
+    points, weights = np.array([[0.0], [1.0], [4.0]]), np.array([1.0, 1.0, 2.0])
+    pull = weights / np.abs(points - weights @ points / 4).ravel()
+    found = merged(ps.GeometricMedian(iterations=1), points, weights).model["w"]
+    assert found == pytest.approx(pull @ points / pull.sum())
+    loud = merged(ps.GeometricMedian(), [[0.0], [0.2], [0.3], [0.9], [1e6]], None, np.array([1.0, 1, 1, 1, 1e6])).model
+    assert loud["n.running_var"] == pytest.approx(1.0, abs=1.0) and loud["w"] < 1
+
+
+def test_a_share_of_the_sites_is_counted_without_rounding_errors():
+    assert [ps.TrimmedMean(0.29)._cut(100), ps.TrimmedMean(0.1)._cut(30), ps.TrimmedMean(0.2)._cut(4)] == [29, 3, 0]
 
 
 GROUPS = {"south": ("s3", "s1"), "north": ("s0", "s2")}
-MEMBERS = {"south": [1, 3], "north": [0, 2]}
 
 
-def models_of_groups(algorithm, rounds, share=1.0):
+def in_groups(p, aim=B):
+    """The mean of every group by these weights."""
+    return {name: np.average(aim[k], weights=p[k]) for name, k in (("south", [1, 3]), ("north", [0, 2]))}
+
+
+AROUND, INSIDE = ps.Weighted(FACTORS, ps.Clustered(GROUPS)), ps.Clustered(GROUPS, ps.Weighted(FACTORS))
+ONE_STEP, EXACT = ps.Clustered(GROUPS, ps.FedAvg(steps=1)), ps.Clustered(GROUPS, ps.Scaffold(uniform=False))
+IN_GROUPS = {  # the algorithm, rounds, the share of sites that take part, the model of every group
+    "first round": (ps.Clustered(GROUPS), 1, 1.0, in_groups(N, B + R * (Q0 - B))),
+    "first round, factors around": (AROUND, 1, 1.0, in_groups(OMEGA * N, B + R * (Q0 - B))),
+    "first round, factors inside": (INSIDE, 1, 1.0, in_groups(OMEGA * N, B + R * (Q0 - B))),
+    "limit": (ps.Clustered(GROUPS), 60, 1.0, in_groups(N * C)),
+    "limit of one step: the minimiser of sum p F over the group": (ONE_STEP, 150, 1.0, in_groups(N * A)),
+    "limit of scaffold: the same": (EXACT, 60, 1.0, in_groups(N * A)),
+    "limit of scaffold, some absent": (EXACT, 500, 0.25, in_groups(N * A)),
+}
+
+
+@pytest.mark.parametrize(("algorithm", "rounds", "share", "paper"), IN_GROUPS.values(), ids=IN_GROUPS.keys())
+def test_clustered_first_round_and_limit_of_every_group(algorithm, rounds, share, paper):
     groups = play(algorithm, bed(), rounds, share).state.groups
-    return {name: state.model["w"].item() for name, state in groups.items()}
-
-
-def in_groups(p, r=None):
-    """The balance of pulls in every group, or the mean of its models after a fit."""
-    parts = {name: p[k] / sum(p[k]) for name, k in MEMBERS.items()}
-    if r is None:
-        return {name: parts[name] @ B[k] for name, k in MEMBERS.items()}
-    return {name: parts[name] @ (B[k] + r[k] * (Q0 - B[k])) for name, k in MEMBERS.items()}
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "p"),
-    [
-        (ps.Clustered(GROUPS), N),
-        (ps.Weighted(FACTORS, ps.Clustered(GROUPS)), OMEGA * N),
-        (ps.Clustered(GROUPS, ps.Weighted(FACTORS)), OMEGA * N),
-    ],
-    ids=["plain", "factors around", "factors inside"],
-)
-def test_clustered_first_round_is_the_mean_of_every_group(algorithm, p):
-    assert models_of_groups(algorithm, 1) == pytest.approx(in_groups(p, R), abs=1e-12)
-
-
-@pytest.mark.parametrize(("share", "rounds"), [(1.0, 60), (0.25, 500)])
-def test_clustered_limit_is_the_optimum_of_every_group(share, rounds):
-    """With one step for FedAvg, or SCAFFOLD inside, the minimiser of sum_k p_k F_k over the sites of the group."""
-    optimum, inside = in_groups(N * A), ps.Clustered(GROUPS, ps.Scaffold(uniform=False))
-    assert abs(optimum["north"] - optimum["south"]) > 0.5
-    assert models_of_groups(inside, rounds, share) == pytest.approx(optimum, abs=1e-6)
-    if share == 1:
-        assert models_of_groups(ps.Clustered(GROUPS, ps.FedAvg(steps=1)), 150) == pytest.approx(optimum, abs=1e-9)
-        assert models_of_groups(ps.Clustered(GROUPS), 60) == pytest.approx(in_groups(N * C), abs=1e-12)
+    assert {name: state.model["w"].item() for name, state in groups.items()} == pytest.approx(paper, abs=1e-7)
 
 
 TWO = {"body.w": np.array([3.0]), "head.w": np.array([0.5])}
@@ -335,7 +292,6 @@ TWO = {"body.w": np.array([3.0]), "head.w": np.array([0.5])}
 def test_moon_second_round_on_paper():
     """One step of training: the gradient of the contrast, seen from the received model, is (1 - q)/T dcos(w, w_k)."""
     mu, temperature, a, b = 20.0, 0.5, np.array([1.0, 2.0]), np.array([-1.0, 4.0])
-    sites = {f"s{i}": Quadratic(a[i], np.array([b[i]]), steps=1, lr=ETA, start=TWO) for i in range(2)}
     w0 = np.array([3.0, 0.5])
     mine = [w0 - ETA * a[i] * (w0.sum() - b[i]) for i in range(2)]
     w1, found = np.mean(mine, 0), []
@@ -344,9 +300,8 @@ def test_moon_second_round_on_paper():
         slope = mine[i] / np.linalg.norm(w1) / np.linalg.norm(mine[i]) - cos * w1 / (w1 @ w1)
         q = 1 / (1 + np.exp((cos - 1) / temperature))
         found.append(w1 - ETA * (a[i] * (w1.sum() - b[i]) + mu * (1 - q) / temperature * slope))
-    got = np.concatenate(list(play(ps.Moon(mu, temperature), sites, 2).state.model.values()))
-    assert got == pytest.approx(np.mean(found, 0), abs=1e-12)
-    assert abs(got - (w1 - ETA * np.mean(a * (w1.sum() - b)))).max() > 1e-3  # and it is not FedAvg's
+    model = play(ps.Moon(mu, temperature), bed(a, b, [1, 1], steps=1, start=TWO), 2).state.model
+    assert np.concatenate(list(model.values())) == pytest.approx(np.mean(found, 0), abs=1e-12)
 
 
 def test_moon_of_equal_sites_is_fedavg_to_its_limit():
@@ -359,73 +314,56 @@ def test_moon_of_equal_sites_is_fedavg_to_its_limit():
 
 def test_qfedavg_where_rates_differ_and_losses_vanish():
     """Every site counts with its own L; a loss of zero is no division by zero, and such a site does not pull."""
-    found = {
-        "s0": Payload(model={"w": np.array([1.0])}, weight=1, loss=0.5, lr=0.1),
-        "s1": Payload(model={"w": np.array([3.0])}, weight=1, loss=2.0, lr=0.4),
-    }
-    rule = ps.QFedAvg(1.0)
-    state = rule.init({"w": np.array([0.0])}, ["s0", "s1"])
+
+    def model(q, *losses):
+        sent = zip((1.0, 3.0), losses, (0.1, 0.4), strict=True)
+        found = {x: Payload(model={"w": np.array([x])}, weight=1, loss=loss, lr=lr) for x, loss, lr in sent}
+        return ps.QFedAvg(q).merge(ps.QFedAvg(q).init({"w": np.zeros(1)}, sorted(found)), found).model["w"]
+
     f, steep, moved = np.array([0.5, 2.0]), np.array([10.0, 2.5]), np.array([1.0, 3.0])
     want = sum(f * steep * moved) / sum((steep * moved) ** 2 + steep * f)
-    assert rule.merge(state, found).model["w"] == pytest.approx(want, abs=1e-8)
-    calm = {**found, "s0": Payload(**{**found["s0"], "loss": 0.0})}
+    assert model(1.0, 0.5, 2.0) == pytest.approx(want, abs=1e-8)
     alone = 2.0 * 2.5 * 3 / ((2.5 * 3) ** 2 + 2.5 * 2.0 + (10.0 * 1.0) ** 2)  # h keeps the curvature of the other
-    assert rule.merge(state, calm).model["w"] == pytest.approx(alone, abs=1e-6)
-    none = {i: Payload(**{**p, "loss": 0.0}) for i, p in found.items()}
-    for q in (0.5, 1.0, 50.0):
-        assert np.isfinite(ps.QFedAvg(q).merge(state, none).model["w"]).all()
+    assert model(1.0, 0.0, 2.0) == pytest.approx(alone, abs=1e-6)
+    assert np.isfinite([model(q, 0.0, 0.0) for q in (0.5, 1.0, 50.0)]).all()
 
 
 @pytest.mark.parametrize("augmented", [False, True])
 def test_qfedavg_measures_the_received_model_as_it_is_told(augmented):
-    class Asked(Quadratic):
+    class Told(Quadratic):
         def losses(self, params, *, augmented=False):
-            asked.append((params["w"].item(), augmented))
-            return {"0": 0.25}
+            return {"0": params["w"].item() + 5 * augmented}
 
-    asked = []
-    reply, _ = ps.QFedAvg(1.0, augmented).local(Payload(model=START), Payload(), Asked(1.0, np.array([0.0])))
-    assert asked[0] == (Q0, augmented) and reply["loss"] == 0.25
+    reply, _ = ps.QFedAvg(1.0, augmented).local(Payload(model=START), Payload(), Told(1.0, np.array([0.0])))
+    assert reply["loss"] == Q0 + 5 * augmented
 
 
-def test_fedexp_remembers_the_model_before_and_stands_still_where_nothing_moves():
-    algorithm, run = ps.FedExP(0.0), play(ps.FedExP(0.0), bed(), 3)
-    assert [s.before["w"].item() for s in run.states] == [Q0, *run.models()[:2]] and len({*run.models()}) == 3
-    still = {i: Payload(model=run.state.model, weight=1) for i in NAMES}
-    assert algorithm.merge(run.state, still).model["w"] == run.state.model["w"]
-
-
-def test_feddyn_keeps_the_mean_of_all_gradients_when_sites_are_absent():
-    run = play(ps.FedDyn(0.7), bed(), 9, share=0.5)
-    for state, kept in zip(run.states, run.kept, strict=True):
-        known = [m["gradient"]["w"].item() for m in kept.values() if m]
-        assert state.h["w"] == pytest.approx(sum(known) / 4, abs=1e-12)
-
-
-def costs_of(*rounds):
-    """FedPIDAvg's state after rounds of {site: cost}; every site sends its name's number as its model."""
-    rule = ps.FedPIDAvg(start="size")
+def costs_of(rule, *rounds, size=1):
+    """The state after rounds of {site: cost}; every site sends its name's number as its model."""
     state = rule.init({"w": np.array([0.0])}, ["1", "2", "3"])
     for costs in rounds:
-        found = {i: Payload(model={"w": np.array([float(i)])}, size=1, cost=c) for i, c in costs.items()}
+        found = {i: Payload(model={"w": np.array([float(i)])}, size=size, cost=c) for i, c in costs.items()}
         state = rule.merge(state, found)
     return state
 
 
 def test_fedpidavg_with_an_absent_site():
     """Its last cost stays, its terms are left out of the sums, and it goes on from there when it is back."""
-    state = costs_of({"1": 0.9, "2": 0.8, "3": 0.7}, {"1": 0.5, "2": 0.7})
+    rule, rounds = ps.FedPIDAvg(start="size"), ({"1": 0.9, "2": 0.8, "3": 0.7}, {"1": 0.5, "2": 0.7})
+    state = costs_of(rule, *rounds)
     assert state.costs == {"1": (0.9, 0.5), "2": (0.8, 0.7), "3": (0.7,)}
     p1 = 0.45 / 2 + 0.45 * 0.4 / 0.5 + 0.1 * 1.4 / 2.9
     assert state.model["w"] == pytest.approx(p1 * 1 + (1 - p1) * 2)
-    state = costs_of({"1": 0.9, "2": 0.8, "3": 0.7}, {"1": 0.5, "2": 0.7}, {"2": 0.7, "3": 0.6})
     p2 = 0.45 / 2 + 0.45 * 0.0 + 0.1 * 2.2 / 3.5
-    assert state.model["w"] == pytest.approx(p2 * 2 + (1 - p2) * 3)
+    assert costs_of(rule, *rounds, {"2": 0.7, "3": 0.6}).model["w"] == pytest.approx(p2 * 2 + (1 - p2) * 3)
+    six = costs_of(rule, *({"1": 1.0 - 0.1 * k, "2": 0.5} for k in range(8))).costs  # no more are remembered
+    assert six["1"] == pytest.approx((0.8, 0.7, 0.6, 0.5, 0.4, 0.3)) and six["2"] == (0.5,) * 6
 
 
-def test_fedpidavg_remembers_six_costs():
-    state = costs_of(*({"1": 1.0 - 0.1 * k, "2": 0.5} for k in range(8)))
-    assert state.costs["1"] == pytest.approx((0.8, 0.7, 0.6, 0.5, 0.4, 0.3)) and state.costs["2"] == (0.5,) * 6
+def test_fedcostwavg_weighs_a_newcomer_by_its_size():
+    state = costs_of(ps.FedCostWAvg(0.5), {"1": 0.8, "2": 0.8}, {"1": 0.4, "2": 0.8, "3": 0.6}, size=2)
+    p1 = 0.5 / 3 + 0.5 * (2 / 3) * (2 / 3)
+    assert state.model["w"] == pytest.approx(p1 * 1 + (2 / 3 - p1) * 2 + 1 / 3 * 3)
 
 
 @pytest.mark.parametrize("fall", [{"1": 0.0, "2": 0.0}, {"1": 0.3, "2": 0.1}])
@@ -435,48 +373,23 @@ def test_cost_weights_sum_to_one_whatever_is_zero(fall, history):
     assert sum(weights.values()) == pytest.approx(1.0, abs=1e-15) and min(weights.values()) > 0
 
 
-def test_a_cost_is_of_validation_cases_and_of_quality_not_loss():
-    class Split(Quadratic):
-        def cases(self, split):
-            return {"train": ("0", "1"), "validation": self.kept, "test": ()}[split]
-
+@pytest.mark.parametrize(("validation", "cost"), [(("v",), 0.625), ((), 0.375)])
+def test_a_cost_is_of_validation_cases_and_of_quality_not_loss(validation, cost):
+    class Graded(Quadratic):
         def score(self, params, cases):
             return {n: CaseScore({"WT": 0.25 if n == "v" else 0.75, "TC": 0.5}, loss=9.0) for n in cases}
 
-        def losses(self, params, *, augmented=False):
-            return {"0": 1.0, "1": 1.0}
-
-    for kept, cost in ((("v",), 0.625), ((), 0.375)):
-        site = Split(1.0, np.array([0.0, 1.0]))
-        site.kept = kept
-        reply, _ = ps.FedPIDAvg().local(Payload(model=START), Payload(), site)
-        assert reply["cost"] == pytest.approx(cost)
-
-
-def test_geometric_median_starts_from_the_mean_by_size():
-    points, weights = np.array([[0.0], [1.0], [4.0]]), np.array([1.0, 1.0, 2.0])
-    pull = weights / np.abs(points - weights @ points / 4).ravel()
-    found = merged(ps.GeometricMedian(iterations=1), points, list(weights)).model["w"]
-    assert found == pytest.approx(pull @ points / pull.sum())
-
-
-def test_a_share_of_the_sites_is_counted_without_rounding_errors():
-    assert [ps.TrimmedMean(0.29)._cut(100), ps.TrimmedMean(0.1)._cut(30), ps.TrimmedMean(0.2)._cut(4)] == [29, 3, 0]
+    site = Graded(1.0, np.array([0.0, 1.0]), splits={"validation": validation})
+    assert ps.FedPIDAvg().local(Payload(model=START), Payload(), site)[0]["cost"] == pytest.approx(cost)
 
 
 @pytest.mark.parametrize(
     "rule", [ps.QFedAvg(1.0), ps.FedExP(1e-3), ps.Krum(f=1), ps.GeometricMedian()], ids=lambda r: type(r).__name__
 )
 def test_running_statistics_are_no_part_of_a_distance(rule):
-    def moved(statistic):
-        found = {}
-        for i, x in enumerate((0.0, 0.2, 0.3, 0.9, 5.0)):
-            model = {"w": np.array([x]), "norm.running_var": np.array([statistic * (i + 1.0)])}
-            found[f"s{i}"] = Payload(model=model, weight=1, loss=1.0, lr=0.1)
-        start = {"w": np.array([-1.0]), "norm.running_var": np.array([1.0])}
-        return rule.merge(rule.init(start, sorted(found)), found).model["w"]
-
-    assert moved(1.0) == moved(1e4)
+    points = [[1.0], [1.2], [1.3], [1.9], [6.0]]
+    calm, wild = (merged(rule, points, None, s * np.arange(1.0, 6.0), loss=1.0, lr=0.1) for s in (1.0, 1e4))
+    assert calm.model["w"] == wild.model["w"] and calm.model["n.running_var"] != wild.model["n.running_var"]
 
 
 def scaffold_control(state, memories):
@@ -512,32 +425,12 @@ def test_scaffold_first_two_rounds_at_any_server_rate(rate):
 def test_scaffold_stays_right_when_a_site_grows():
     """Its weight in the mean of the models follows at once, that in the control does not, so that c stays a mean."""
     sites, algorithm = bed(), ps.Scaffold(uniform=False)
-    engine, state = Simulator(algorithm, sites), None
-    for r in run_rounds(algorithm, engine, {"w": np.array([Q0])}, ps.Plan(rounds=40), seed=0):
-        if r.index == 4:
-            sites["s0"].b = np.full(40, B[0])
-            engine.sites["s0"] = sites["s0"]
-        state = r.state
-        assert state.control["w"] == pytest.approx(scaffold_control(state, engine.memories()), abs=1e-12)
-
-
-def test_fedcostwavg_weighs_a_newcomer_by_its_size():
-    rule = ps.FedCostWAvg(0.5)
-    state = rule.init({"w": np.array([0.0])}, ["1", "2", "3"])
-    for costs in ({"1": 0.8, "2": 0.8}, {"1": 0.4, "2": 0.8, "3": 0.6}):
-        found = {i: Payload(model={"w": np.array([float(i)])}, size=2, cost=c) for i, c in costs.items()}
-        state = rule.merge(state, found)
-    p1 = 0.5 / 3 + 0.5 * (2 / 3) * (2 / 3)
-    assert state.model["w"] == pytest.approx(p1 * 1 + (2 / 3 - p1) * 2 + 1 / 3 * 3)
-
-
-def test_geometric_median_holds_statistics_too():
-    found = {f"s{i}": Payload(model={"w": np.array([x]), "n.running_var": np.array([1.0])}, weight=1)
-             for i, x in enumerate((0.0, 0.2, 0.3, 0.9))}  # fmt: skip
-    found["loud"] = Payload(model={"w": np.array([1e6]), "n.running_var": np.array([1e6])}, weight=1)
-    rule = ps.GeometricMedian()
-    merged = rule.merge(rule.init(found["s0"]["model"], sorted(found)), found).model
-    assert merged["n.running_var"] == pytest.approx(1.0, abs=1.0) and merged["w"] < 1
+    run = play(algorithm, sites, 5)
+    sites["s0"].b = np.full(40, B[0])
+    run = play(algorithm, sites, 35, resume=Progress(4, run.state, run.memories))
+    for state, kept in zip(run.states, run.kept, strict=True):
+        assert state.control["w"] == pytest.approx(scaffold_control(state, kept), abs=1e-12)
+    assert run.last.shares["s0"] == 40 / 58
 
 
 def test_ditto_first_two_rounds_and_limit():
@@ -553,19 +446,18 @@ def test_ditto_first_two_rounds_and_limit():
     assert run.own() == pytest.approx((A * B + 0.6 * limit) / (A + 0.6), abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "rate", "steps"),
-    [
-        (ps.Ditto(0.6, lr=0.05), 0.05, K),
-        (ps.Ditto(0.6, lr=0.05, own_lr=0.02), 0.02, K),
-        (ps.Ditto(0.6, steps=3), ETA, 3),
-        (ps.Ditto(0.6, epochs=2), ETA, 2 * K),
-        (ps.Ditto(0.6, steps=3, own_epochs=2), ETA, 2 * K),
-    ],
-    ids=str,
-)
-def test_ditto_trains_its_own_model_as_it_is_told(algorithm, rate, steps):
-    run = play(algorithm, bed(), 1)
+TOLD = {  # the rate and the steps of the sites' own models
+    ps.Ditto(0.6, lr=0.05): (0.05, K),
+    ps.Ditto(0.6, lr=0.05, own_lr=0.02): (0.02, K),
+    ps.Ditto(0.6, steps=3): (ETA, 3),
+    ps.Ditto(0.6, epochs=2): (ETA, 2 * K),
+    ps.Ditto(0.6, steps=3, own_epochs=2): (ETA, 2 * K),
+}
+
+
+@pytest.mark.parametrize("algorithm", TOLD, ids=str)
+def test_ditto_trains_its_own_model_as_it_is_told(algorithm):
+    run, (rate, steps) = play(algorithm, bed(), 1), TOLD[algorithm]
     plain = ps.FedAvg(lr=algorithm.lr, epochs=algorithm.epochs, steps=algorithm.steps)
     assert run.models() == pytest.approx(play(plain, bed(), 1).models(), abs=1e-15)
     aim = (A * B + 0.6 * Q0) / (A + 0.6)
@@ -573,19 +465,12 @@ def test_ditto_trains_its_own_model_as_it_is_told(algorithm, rate, steps):
 
 
 def test_ditto_serves_its_own_model_and_strangers_the_shared_one():
-    algorithm, run = ps.Ditto(0.6), play(ps.Ditto(0.6), bed(), 3)
-    sent, memory = algorithm.send(run.state, ["s0", "new"]), run.memories["s0"]
-    mine, theirs = (
-        next(algorithm.serve(sent[i], kept, bed()["s0"], ("0",)))[0]["w"]
-        for i, kept in (("s0", memory), ("new", Payload()))
-    )
-    assert mine == memory["model"]["w"] != run.state.model["w"] == theirs
-
-
-def test_dittos_own_models_never_leave_a_site():
-    run = play(ps.Ditto(0.6), bed(), 9, share=0.5)
-    kept = {m["model"]["w"].item() for memories in run.kept for m in memories.values() if m}
-    assert len(kept) == 18 and not kept & {p["model"]["w"].item() for p in run.crossed}
+    rule, run = ps.Ditto(0.6), play(ps.Ditto(0.6), bed(), 3)
+    memory = run.memories["s0"]
+    for kept, model in ((memory, memory["model"]), (Payload(), run.state.model)):
+        ((served, _),) = rule.serve(rule.send(run.state, ["s0"])["s0"], kept, bed()["s0"], ("0",))
+        assert served["w"] == model["w"]
+    assert memory["model"]["w"] != run.state.model["w"]
 
 
 TWO_KINDS = np.array([0.9, -1.1, 1.1, -0.9])  # optima of two populations, mixed
@@ -626,21 +511,16 @@ def test_cfl_first_round_split_and_limit():
 def test_cfl_measures_against_the_first_round_if_told():
     """All lengths ten times as long: thresholds that are relative split in the same round, the others do not."""
 
-    def when(algorithm, scale):
-        sites = bed(a=np.ones(4), b=scale * TWO_KINDS)
-        return [len(s.clusters) for s in cfl(algorithm, sites, 60, start={"w": np.array([scale * Q0])})].count(1)
+    def played(scale, **how):
+        sites = bed(a=np.ones(4), b=scale * TWO_KINDS, start={"w": np.array([scale * Q0])})
+        return cfl(ps.Cfl(0.05, 0.2, after=0, **how), sites, 60)
 
-    relative, plain = ps.Cfl(0.05, 0.2, relative=True, after=0), ps.Cfl(0.05, 0.2, after=0)
-    assert when(relative, 1.0) == when(relative, 10.0) < 60 and when(plain, 1.0) != when(plain, 10.0)
-    longest = (1 - (1 - ETA) ** K) * max(abs(TWO_KINDS - Q0))
-    states = cfl(relative, bed(a=np.ones(4), b=TWO_KINDS), 9)
-    assert [s.unit for s in states] == pytest.approx([longest] * 9, abs=1e-12)
+    def split(scale, **how):
+        return [len(s.clusters) for s in played(scale, **how)].count(1)
 
-
-def merged(rule, points, weights=None):
-    """The state after one round, in which sites moved from zero to these points."""
-    found = of(points, weights)
-    return rule.merge(rule.init({"w": np.zeros(len(points[0]))}, sorted(found)), found)
+    assert split(1.0, relative=True) == split(10.0, relative=True) < 60 and split(1.0) != split(10.0)
+    longest = (1 - SHRINK) * max(abs(TWO_KINDS - Q0))
+    assert [s.unit for s in played(1.0, relative=True)] == pytest.approx([longest] * 60, abs=1e-12)
 
 
 def towards(*angles):
@@ -648,57 +528,60 @@ def towards(*angles):
     return np.stack([np.cos(np.radians(angles)), np.sin(np.radians(angles))], 1)
 
 
-FIVE = (0, 67, 88, 119, 160)
+FIVE = towards(0, 67, 88, 119, 160)
 
 
 @pytest.mark.parametrize(
-    ("rule", "angles", "halves"),
+    ("rule", "points", "halves"),
     [
-        (ps.Cfl(2.0, 0.5, after=0, gamma_max=0.49), (0, 10, 70), ["01", "2"]),  # 60 degrees apart: sin(60 / 2) = 0.5
-        (ps.Cfl(2.0, 0.5, after=0, gamma_max=0.51), (0, 10, 70), ["012"]),
-        (ps.Cfl(2.0, 0.5, after=0), (0, 10, 70), ["01", "2"]),
-        (ps.Cfl(2.0, 0.5, after=0), (30, 30, 30), ["012"]),
+        (
+            ps.Cfl(2.0, 0.5, after=0, gamma_max=0.49),
+            towards(0, 10, 70),
+            ["01", "2"],
+        ),  # by 60 degrees: sin(60 / 2) = 0.5
+        (ps.Cfl(2.0, 0.5, after=0, gamma_max=0.51), towards(0, 10, 70), ["012"]),
+        (ps.Cfl(2.0, 0.5, after=0), towards(0, 10, 70), ["01", "2"]),
+        (ps.Cfl(2.0, 0.5, after=0), towards(30, 30, 30), ["012"]),
         (ps.Cfl(split_at=(1,)), FIVE, ["0", "1234"]),
         (ps.Cfl(split_at=(1,), linkage="complete"), FIVE, ["012", "34"]),
+        (ps.Cfl(split_at=(1,)), [[1.0], [0.0], [2.0]], ["02", "1"]),  # who does not move is like nobody
     ],
 )
-def test_cfl_parts_sites_by_the_angles_of_their_updates(rule, angles, halves):
-    assert groups(merged(rule, towards(*angles))) == {tuple(f"s{i}" for i in half) for half in halves}
+def test_cfl_parts_sites_by_the_angles_of_their_updates(rule, points, halves):
+    assert groups(merged(rule, points)) == {tuple(f"s{i}" for i in half) for half in halves}
 
 
 def test_cfl_knows_a_mean_by_weights_and_no_statistics():
     """A site of many cases makes the mean update long; a huge running mean makes nothing longer or more alike."""
-    rule, start = ps.Cfl(eps1=0.1, eps2=0.5, after=0), {"w": np.zeros(1), "norm.running_mean": np.zeros(1)}
+    rule = ps.Cfl(eps1=0.1, eps2=0.5, after=0)
     assert len(merged(rule, towards(0, 0, 180, 180)).clusters) == 3
     assert len(merged(rule, towards(0, 0, 180, 180), [5, 1, 1, 1]).clusters) == 1
-    for statistic in (0.0, 1e6):
-        found = {}
-        for k, x in enumerate((1.0, 1.0, -1.0, -1.0)):
-            model = {"w": np.array([x]), "norm.running_mean": np.array([statistic * k])}
-            found[f"s{k}"] = Payload(model=model, weight=k + 1)
-        state = replace(rule, eps1=0.5).merge(rule.init(start, NAMES), found)
+    for huge in (0.0, 1e6):
+        state = merged(replace(rule, eps1=0.5), [[1.0], [1.0], [-1.0], [-1.0]], [1, 2, 3, 4], huge * np.arange(4.0))
         assert groups(state) == {("s0", "s1"), ("s2", "s3")} and state.clusters[""].updates["s0"].keys() == {"w"}
-        assert state.clusters["0"].model["norm.running_mean"] == pytest.approx(statistic * (2 + 6 + 12) / 10)
-
-
-def test_cfl_a_site_that_does_not_move_is_like_nobody():
-    assert groups(merged(ps.Cfl(split_at=(1,)), [[1.0], [0.0], [2.0]])) == {("s0", "s2"), ("s1",)}
+        assert state.clusters["0"].model["n.running_var"] == pytest.approx(huge * (2 + 6 + 12) / 10)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_cfl_splits_twice_and_never_mixes_up_names(seed):
+def test_cfl_splits_twice_never_mixes_up_names_and_lets_a_new_site_walk_down_one_split_a_round(seed):
     """Three populations under shuffled names: first the one below zero leaves, then the two above part."""
-    order = np.random.default_rng(seed).permutation(9)
-    optima = np.repeat([6.0, 2.0, -3.0], 3)[order]
-    sites = bed(a=np.ones(9), b=optima, n=[3] * 9)
-    states = cfl(ps.Cfl(eps1=0.01, eps2=0.1, after=0), sites, 80)
-    kinds = {tuple(f"s{i}" for i in np.flatnonzero(optima == x)) for x in (6.0, 2.0, -3.0)}
-    assert groups(states[-1]) == kinds
+    optima = np.random.default_rng(seed).permutation(np.repeat([6.0, 2.0, -3.0], 3))
+    sites, algorithm = bed(a=np.ones(9), b=optima, n=[3] * 9), ps.Cfl(0.01, 0.1, after=0)
+    *_, end = states = cfl(algorithm, sites, 80)
+    kinds = {x: tuple(i for i, s in sites.items() if s.b[0] == x) for x in (6.0, 2.0, -3.0)}
+    assert groups(end) == set(kinds.values())
     for state in states:  # who once went apart stays apart, and every name is there once
         assert sorted(state.places) == sorted(sites)
-        assert all(set(few) <= next(set(g) for g in groups(state) if few[0] in g) for few in kinds)
-    for i, place in states[-1].places.items():
-        assert states[-1].clusters[place].model["w"] == pytest.approx(sites[i].b.mean(), abs=1e-6)
+        assert all(set(few) <= next(set(g) for g in groups(state) if few[0] in g) for few in kinds.values())
+    for x, (like, *_) in kinds.items():
+        goal, new, now, path = end.places[like], bed(a=[1.0], b=[x + 0.1], n=[1])["s0"], end, []
+        assert end.clusters[goal].model["w"] == pytest.approx(x, abs=1e-6)
+        for _ in range(4):
+            reply, _ = algorithm.local(algorithm.send(now, ["new"])["new"], Payload(), new)
+            now = algorithm.merge(now, {"new": reply})
+            path.append(now.places["new"])
+        assert path == [goal[: k + 1] for k in range(4)]
+        assert all(now.clusters[c] == end.clusters[c] for c in end.clusters if end.clusters[c].updates)
 
 
 def test_cfl_at_fixed_rounds():
@@ -711,49 +594,30 @@ def test_cfl_at_fixed_rounds():
 def test_cfl_splits_before_or_after_it_averages():
     """Either way by the updates of round 3; the halves then have the mean of all, or each the mean of its own."""
     numbers = np.array([2, 6, 2, 2])
-    sites, c = bed(a=np.ones(4), b=TWO_KINDS, n=numbers), 1 - (1 - ETA) ** K
+    sites, c = bed(a=np.ones(4), b=TWO_KINDS, n=numbers), 1 - SHRINK
     middle = sum(numbers * TWO_KINDS) / 12
     before = middle + (1 - c) ** 2 * (Q0 - middle)
-    after, early = (cfl(ps.Cfl(split_at=(3,), least=2, split_first=x), sites, 6) for x in (False, True))
-    assert [groups(s) for s in early] == [groups(s) for s in after] == 2 * [{tuple(sites)}] + 4 * [groups(after[-1])]
+    late, soon = (play(ps.Cfl(split_at=(3,), least=2, split_first=x), sites, 6) for x in (False, True))
+    halves = [groups(s) for s in late.states]
+    assert [groups(s) for s in soon.states] == halves == 2 * [{tuple(sites)}] + 4 * [halves[-1]]
     for half, own in (("0", [0, 2]), ("1", [1, 3])):
         aim = numbers[own] @ TWO_KINDS[own] / numbers[own].sum()
-        assert after[2].clusters[half].model["w"] == pytest.approx(middle + (1 - c) * (before - middle), abs=1e-12)
-        assert early[2].clusters[half].model["w"] == pytest.approx(aim + (1 - c) * (before - aim), abs=1e-12)
-        # one round ahead of a split after the round before, where the sides are the same
-        late = cfl(ps.Cfl(split_at=(2,), least=2), sites, 3)[-1]
-        assert late.clusters[half].model["w"] == pytest.approx(early[2].clusters[half].model["w"], abs=1e-12)
-
-
-def test_cfl_shares_are_those_of_the_halves_if_it_splits_first():
-    sites = bed(a=np.ones(4), b=TWO_KINDS, n=[2, 6, 2, 2])
-    whole, *rest = [r.shares for r in play(ps.Cfl(split_at=(2,), least=2, split_first=True), sites, 3).rounds]
-    assert whole == pytest.approx({"s0": 1 / 6, "s1": 1 / 2, "s2": 1 / 6, "s3": 1 / 6})
-    assert rest[0] == rest[1] == pytest.approx({"s0": 0.5, "s1": 0.75, "s2": 0.5, "s3": 0.25})
-
-
-class Away(Simulator):
-    """Some sites are out of reach in some rounds."""
-
-    def __init__(self, algorithm, sites, away):
-        super().__init__(algorithm, sites)
-        self.away = away
-
-    def train(self, round, sent):
-        yield from super().train(round, {i: p for i, p in sent.items() if round not in self.away.get(i, ())})
+        for run, near in ((late, middle), (soon, aim)):
+            assert run.states[2].clusters[half].model["w"] == pytest.approx(near + (1 - c) * (before - near), abs=1e-12)
+    whole, halved = {"s0": 1 / 6, "s1": 1 / 2, "s2": 1 / 6, "s3": 1 / 6}, {"s0": 0.5, "s1": 0.75, "s2": 0.5, "s3": 0.25}
+    for played, shares in zip(soon.rounds[1:4], (whole, halved, halved), strict=True):
+        assert played.shares == pytest.approx(shares)
 
 
 def test_cfl_waits_for_a_site_that_is_absent_when_a_split_is_due():
-    sites, algorithm = bed(a=np.ones(4), b=TWO_KINDS), ps.Cfl(split_at=(3,))
-    states = cfl(algorithm, sites, 8, engine=Away(algorithm, sites, {"s1": (2, 3)}))
-    assert [len(set(s.places.values())) for s in states] == [1, 1, 1, 1, 2, 2, 2, 2]
-    assert groups(states[-1]) == {("s0", "s2"), ("s1", "s3")}
+    sites, rule = bed(a=np.ones(4), b=TWO_KINDS), ps.Cfl(split_at=(3,))
+    states = cfl(rule, sites, 8, engine=Away(rule, sites, {"s1": (2, 3)}))
+    assert [groups(s) for s in states] == [{tuple(sites)}] * 4 + [{("s0", "s2"), ("s1", "s3")}] * 4
 
 
 def test_cfl_who_was_absent_from_a_split_chooses_its_side_when_it_is_back():
     """By an update of the model that was split, which joins no mean; until then it is served that model."""
-    optima = np.array([*TWO_KINDS, 1.0])
-    sites = bed(a=np.ones(5), b=optima, n=[2] * 5)
+    sites = bed(a=np.ones(5), b=np.array([*TWO_KINDS, 1.0]), n=[2] * 5)
     algorithm = ps.Cfl(split_at=(3, 6), quorum=0.6, least=2)
     states = cfl(algorithm, sites, 9, engine=Away(algorithm, sites, {"s4": (2, 3, 5), "s1": (6,)}))
     assert [s.places["s4"] for s in states[:6]] == ["", "", "", "", "0", "0"]
@@ -761,46 +625,15 @@ def test_cfl_who_was_absent_from_a_split_chooses_its_side_when_it_is_back():
     assert parent.model["w"] == before.model["w"] and parent.updates.keys() == set(sites) - {"s4"}
     assert algorithm.send(states[3], ["s4", "new"])["s4"]["model"]["w"] == parent.model["w"]
     alone = cfl(algorithm, sites, 5, engine=Away(algorithm, sites, {"s4": (2, 3, 4)}))
-    assert same_models(states[4], alone[4])
+    models = [{k: c.model["w"].item() for k, c in s.clusters.items()} for s in (states[4], alone[4])]
+    assert models[0] == models[1]
     assert states[5].places["s0"] != states[5].places["s2"]  # split again without s4, which chooses once more
-    assert states[6].places["s4"] == states[6].places["s0"] or states[6].places["s4"] == states[6].places["s2"]
-
-
-def same_models(x, y):
-    return all(x.clusters[k].model["w"] == y.clusters[k].model["w"] for k in x.clusters.keys() | y.clusters.keys())
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_cfl_finds_planted_populations_when_only_some_take_part(seed):
-    rng = np.random.default_rng(seed)
-    kind = rng.permutation(np.repeat([-1.0, 1.0], 5))
-    sites = bed(a=np.ones(10), b=kind + rng.uniform(-0.2, 0.2, 10), n=[3] * 10)
-    algorithm = ps.Cfl(eps1=0.15, eps2=0.3, after=5, quorum=0.5)
-    states = cfl(algorithm, sites, 80, share=0.6, start={"w": np.array([0.0])})
-    assert groups(states[-1]) == {tuple(f"s{i}" for i in np.flatnonzero(kind == x)) for x in (-1.0, 1.0)}
-
-
-def test_cfl_a_new_site_walks_down_one_split_a_round():
-    optima = np.repeat([6.0, 2.0, -3.0], 3)
-    sites = bed(a=np.ones(9), b=optima, n=[3] * 9)
-    algorithm = ps.Cfl(eps1=0.01, eps2=0.1, after=0)
-    state = cfl(algorithm, sites, 80)[-1]
-    for optimum, like in ((6.1, "s0"), (1.9, "s3"), (-2.0, "s6")):
-        new, now, path = Quadratic(1.0, np.array([optimum]), lr=ETA, start={"w": np.array([Q0])}), state, []
-        for _ in range(4):
-            sent = algorithm.send(now, ["new"])
-            now = algorithm.merge(now, {"new": algorithm.local(sent["new"], Payload(), new)[0]})
-            path.append(now.places["new"])
-        goal = state.places[like]
-        assert path == [goal[: k + 1] for k in range(4)]
-        inner = [c for c in state.clusters if state.clusters[c].updates]
-        assert all(now.clusters[c] == state.clusters[c] for c in inner)
+    assert states[6].places["s4"] in (states[6].places["s0"], states[6].places["s2"])
 
 
 def test_cfl_a_new_site_is_compared_by_direction_not_by_length():
     rule = ps.Cfl(split_at=(1,), least=2)
-    state = merged(rule, [[0.1, 0.0], [5.0, 5.0]])
-    state = rule.merge(state, {"new": Payload(model={"w": np.array([1.0, 0.2])}, weight=1)})
+    state = rule.merge(merged(rule, [[0.1, 0.0], [5.0, 5.0]]), {"new": of([[1.0, 0.2]])["s0"]})
     assert state.places["new"] == state.places["s0"] != state.places["s1"]
 
 
@@ -835,13 +668,14 @@ def test_adaptive_servers_where_updates_are_smaller_than_before_as_large_and_lar
 
 def test_groups_are_told_apart_in_the_record():
     """Of every group its own numbers, by its name; of a site its share among those of its group that replied."""
-    algorithm = ps.Clustered({"north": ("a", "b"), "south": ("c", "d")}, ps.Ifca(starts="noise", warmup=0))
-    state = algorithm.init({"w": np.ones(2)}, list("abcd"))
+    rule = ps.Clustered({"north": ("a", "b"), "south": ("c", "d")}, ps.Ifca(starts="noise", warmup=0))
+    state, model = rule.init({"w": np.ones(2)}, list("abcd")), {"w": np.ones(2)}
     told = {"a": (0, 1), "b": (0, 3), "c": (0, 2), "d": (1, 6)}  # the model that it chose, its cases
-    replies = {i: Payload(model={"w": np.ones(2)}, cluster=c, weight=n) for i, (c, n) in told.items()}
-    assert algorithm.diagnostics(state) == {"clusters (north)": 0, "clusters (south)": 0}
-    assert algorithm.diagnostics(algorithm.merge(state, replies)) == {"clusters (north)": 1, "clusters (south)": 2}
-    assert algorithm.shares(state, replies) == {"a": 0.25, "b": 0.75, "c": 1.0, "d": 1.0}
-    alone = {"b": replies["b"]}
-    assert algorithm.shares(state, alone) == {"b": 1.0}
-    assert algorithm.diagnostics(algorithm.merge(state, alone)) == {"clusters (north)": 1, "clusters (south)": 0}
+    replies = {i: Payload(model=model, cluster=c, weight=n) for i, (c, n) in told.items()}
+    for heard, south, shares in (
+        (replies, 2, {"a": 0.25, "b": 0.75, "c": 1.0, "d": 1.0}),
+        ({"b": replies["b"]}, 0, {"b": 1.0}),
+    ):
+        assert rule.shares(state, heard) == shares
+        assert rule.diagnostics(rule.merge(state, heard)) == {"clusters (north)": 1, "clusters (south)": south}
+    assert rule.diagnostics(state) == {"clusters (north)": 0, "clusters (south)": 0}

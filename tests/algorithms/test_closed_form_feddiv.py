@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from polysite.algorithms.base import diagnostics, shares
-from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.feddiv import FedDiv
 from polysite.costs.rehearsal import traffic
 from polysite.engines.simulator import Simulator
@@ -39,6 +38,11 @@ def value(x):
     return x.item()
 
 
+def having(everyone):
+    """How many of all cases of either class a site has."""
+    return [{i: q.amount(c) / sum(o.amount(c) for o in everyone.values()) for i, q in everyone.items()} for c in (0, 1)]
+
+
 def reference(everyone, rounds):
     """FedDiv without divergence loss and personal decoders, written down once more."""
     e, d = [value(START[ZERO]), value(START[ONE])], value(START[HEAD])
@@ -48,8 +52,7 @@ def reference(everyone, rounds):
             d = np.mean([d - (1 - (1 - q.lr * q.a) ** q.steps) * (s - q.b.mean()) for q in everyone.values()])
             continue
         half = {i: 0.5 * (1 - (1 - 2 * q.lr * q.a) ** q.steps) * (s - q.b.mean()) for i, q in everyone.items()}
-        count = [{i: sum(k == c for k in q.kinds) for i, q in everyone.items()} for c in (0, 1)]
-        e = [e[c] - sum(count[c][i] * half[i] for i in half) / sum(count[c].values()) for c in (0, 1)]
+        e = [old - sum(share[i] * half[i] for i in half) for old, share in zip(e, having(everyone), strict=True)]
     return e, d
 
 
@@ -65,57 +68,42 @@ def test_without_personal_decoders_it_is_class_weighted_averaging_in_turns(round
 
 def test_the_first_round_with_divergence():
     """S = s - b goes to -alpha sum sigma / 2a, e_0 - e_1 moves by eta K alpha (sigma_1 - sigma_0)."""
-    everyone, alpha, focus = sites(), 0.3, 0.7
-    last = play(FedDiv(alpha=alpha, focus=focus), everyone, 1).last
-    want = {0: 0.0, 1: 0.0}
-    for q in everyone.values():
-        kinds = np.array(q.kinds)
-        sigma = [np.std(np.exp(focus * (2 * (kinds == c) - 1)) * q.b) for c in (0, 1)]
+    everyone, alpha, focus, ends = sites(), 0.3, 0.7, {}
+    for i, q in everyone.items():
+        sigma = [np.std(np.exp(focus * (2 * (np.array(q.kinds) == c) - 1)) * q.b) for c in (0, 1)]
         rest = q.b.mean() - alpha * sum(sigma) / (2 * q.a)  # where it would come to rest
         s = rest + (1 - 2 * q.lr * q.a) ** q.steps * (4.0 - rest)
         gap = 0.5 - q.lr * q.steps * alpha * (sigma[0] - sigma[1])
-        ends = [(s - 0.5 + gap) / 2, (s - 0.5 - gap) / 2]
-        for c in (0, 1):
-            want[c] += sum(kinds == c) / sum(sum(k == c for k in o.kinds) for o in everyone.values()) * ends[c]
-    assert value(last.state.encoder[ZERO]) == pytest.approx(want[0], abs=1e-12)
-    assert value(last.state.encoder[ONE]) == pytest.approx(want[1], abs=1e-12)
+        ends[i] = (s - 0.5 + gap) / 2, (s - 0.5 - gap) / 2
+    want = [sum(share[i] * ends[i][c] for i in ends) for c, share in enumerate(having(everyone))]
+    encoder = play(FedDiv(alpha=alpha, focus=focus), everyone, 1).state.encoder
+    assert [value(encoder[ZERO]), value(encoder[ONE])] == pytest.approx(want, abs=1e-12)
 
 
 @pytest.mark.parametrize("rounds", [4, 200])
 def test_private_decoders_reach_every_sites_own_optimum(rounds):
     """r_k = s_k - b_k: encoders shift all by one amount, decoders shrink each; in the limit nothing is left."""
     everyone = sites()
-    last = play(FedDiv(alpha=0.0, lam=PRIVATE), everyone, rounds).last
-    names = sorted(everyone)
-    total = [sum(sum(k == c for k in everyone[i].kinds) for i in names) for c in (0, 1)]
-    weight = [sum(0.5 * sum(k == c for k in everyone[i].kinds) / total[c] for c in (0, 1)) for i in names]
-    both = [1 - (1 - 2 * everyone[i].lr * everyone[i].a) ** everyone[i].steps for i in names]
-    shrink = np.diag([(1 - everyone[i].lr * everyone[i].a) ** everyone[i].steps for i in names])
+    state = play(FedDiv(alpha=0.0, lam=PRIVATE), everyone, rounds).state
+    weight = [sum(share[i] for share in having(everyone)) / 2 for i in everyone]
+    both = [1 - (1 - 2 * q.lr * q.a) ** q.steps for q in everyone.values()]
+    shrink = np.diag([(1 - q.lr * q.a) ** q.steps for q in everyone.values()])
     step = shrink @ (np.eye(4) - np.outer(np.ones(4), np.multiply(weight, both)))
-    want = np.linalg.matrix_power(step, rounds // 2) @ [4.0 - everyone[i].b.mean() for i in names]
-    u = sum(value(v) for v in last.state.encoder.values())
-    found = [u + value(last.state.decoders[i][HEAD]) - everyone[i].b.mean() for i in names]
+    want = np.linalg.matrix_power(step, rounds // 2) @ [4.0 - q.b.mean() for q in everyone.values()]
+    u = sum(value(v) for v in state.encoder.values())
+    found = [u + value(state.decoders[i][HEAD]) - q.b.mean() for i, q in everyone.items()]
     assert found == pytest.approx(list(want), abs=1e-10)
     assert rounds < 100 or np.abs(found).max() < 1e-6
+    stranger = FedDiv().send(state, ["stranger"])["stranger"]["model"]  # who never trained has the mean decoder
+    assert value(stranger[HEAD]) == pytest.approx(np.mean([value(d[HEAD]) for d in state.decoders.values()]))
+    assert value(stranger[ZERO]) == value(state.encoder[ZERO])
 
 
-def test_averaged_decoders_reach_the_mean_optimum_of_sites_that_count_alike():
-    """Equal curvatures and classes: s - b goes (1 - 2 eta a)^K of the way, then (1 - eta a)^K, and so on."""
-    alike = sites(dict.fromkeys("abcd", 2.0), dict.fromkeys("abcd", (0, 1, 1)))
-    b = np.mean([q.b.mean() for q in alike.values()])
-    ratio = (1 - 2 * 0.05 * 2.0) ** 5 * (1 - 0.05 * 2.0) ** 5
-    for rounds in (2, 6, 60):
-        last = play(FedDiv(alpha=0.0, lam=0.0), alike, rounds).last
-        s = sum(map(value, last.state.encoder.values())) + value(last.state.decoder[HEAD])
-        assert s - b == pytest.approx(ratio ** (rounds // 2) * (4.0 - b), abs=1e-12)
-
-
-def decoded(algorithm, **decoders):
+def decoded(algorithm, state=None, **decoders):
     """The state after a round in which these decoders came."""
-    start = {ZERO: np.ones(1), ONE: np.ones(1), HEAD: np.zeros_like(next(iter(decoders.values())))}
-    state = algorithm.init(start, sorted(decoders))
-    counts = {"class0": np.ones(1), "class1": np.ones(1)}
-    encoders = {ZERO: np.ones(1), ONE: np.ones(1)}
+    decoders = {i: np.atleast_1d(d) for i, d in decoders.items()}
+    counts, encoders = {"class0": np.ones(1), "class1": np.ones(1)}, {ZERO: np.ones(1), ONE: np.ones(1)}
+    state = state or algorithm.init({**encoders, HEAD: 0 * next(iter(decoders.values()))}, sorted(decoders))
     state = algorithm.merge(state, {i: Payload(model=encoders, counts=counts) for i in decoders})
     return algorithm.merge(state, {i: Payload(model={HEAD: d}, counts=counts) for i, d in decoders.items()})
 
@@ -148,19 +136,17 @@ def test_every_number_goes_by_its_own_deviation():
 
 def test_a_share_of_the_numbers_stays_personal_whatever_their_scale():
     """1 / lam is the largest deviation that is shared: g = 1/e there, and the hard selection of lam elsewhere."""
-    rng = np.random.default_rng(0)
-    a, b = np.zeros(40), 2.0 ** rng.permutation(40)
-    for scale in (1e-6, 1.0, 1e3):
-        for share, personal in ((0.1, 4), (0.5, 20), (0.9, 36)):
-            state = decoded(FedDiv(share=share), a=a, b=scale * b)
-            s = scale * b / 2
-            limit = np.sort(s)[39 - personal]
-            assert state.personal == personal / 40 and state.lam == pytest.approx(1 / limit)
-            g = np.exp(-((s / limit) ** 10))
-            assert state.decoders["b"][HEAD] == pytest.approx(scale * b - (scale * b - s) * g, rel=1e-12)
-            assert (state.decoders["b"][HEAD][s > limit] == scale * b[s > limit]).all()  # to the last bit
-            given = decoded(FedDiv(lam=state.lam), a=a, b=scale * b)
-            assert all(same(given.decoders[i], state.decoders[i]) for i in "ab")
+    a, b = np.zeros(40), 2.0 ** np.random.default_rng(0).permutation(40)
+    for scale, share, personal in ((1e-6, 0.1, 4), (1.0, 0.5, 20), (1e3, 0.9, 36)):
+        state = decoded(FedDiv(share=share), a=a, b=scale * b)
+        s = scale * b / 2
+        limit = np.sort(s)[39 - personal]
+        assert state.personal == personal / 40 and state.lam == pytest.approx(1 / limit)
+        g = np.exp(-((s / limit) ** 10))
+        assert state.decoders["b"][HEAD] == pytest.approx(scale * b - (scale * b - s) * g, rel=1e-12)
+        assert (state.decoders["b"][HEAD][s > limit] == scale * b[s > limit]).all()  # to the last bit
+        given = decoded(FedDiv(lam=state.lam), a=a, b=scale * b)
+        assert all(same(given.decoders[i], state.decoders[i]) for i in "ab")
     two = decoded(
         FedDiv(share=0.5, nearest=2), a=np.array([0.0, 0.0]), b=np.array([1.0, 3.0]), c=np.array([90.0, 80.0])
     )
@@ -171,38 +157,30 @@ def test_a_share_of_the_numbers_stays_personal_whatever_their_scale():
 @pytest.mark.parametrize("rounds", [2, 7])
 def test_no_share_is_plain_averaging_and_all_of_it_a_private_decoder_to_the_last_bit(rounds):
     for share, lam in ((0.0, 0.0), (1.0, PRIVATE)):
-        mine = play(FedDiv(alpha=0.0, share=share), sites(), rounds).last
-        theirs = play(FedDiv(alpha=0.0, lam=lam), sites(), rounds).last
-        assert same(mine.state.decoders, theirs.state.decoders) and same(mine.state.encoder, theirs.state.encoder)
-        assert mine.state.personal == theirs.state.personal == share
-    mine, same_for = np.random.default_rng(1).normal(size=(2, 9)), np.ones(9)
-    halves = decoded(FedDiv(share=0.5), a=np.r_[mine[0], same_for], b=np.r_[mine[1], same_for], c=np.ones(18))
-    assert halves.personal == 0.5  # equal numbers have nothing personal
-    more = decoded(FedDiv(share=0.8), a=np.r_[mine[0], same_for], b=np.r_[mine[1], same_for], c=np.ones(18))
-    assert more.personal == 0.5 and more.lam == PRIVATE
+        mine, theirs = (play(FedDiv(alpha=0.0, **x), sites(), rounds).state for x in ({"share": share}, {"lam": lam}))
+        assert same(mine.decoders, theirs.decoders) and same(mine.encoder, theirs.encoder)
+        assert mine.personal == theirs.personal == share
+
+
+def test_equal_numbers_have_nothing_personal():
+    a, b = (np.r_[own, np.ones(9)] for own in np.random.default_rng(1).normal(size=(2, 9)))
+    half, more = (decoded(FedDiv(share=share), a=a, b=b, c=np.ones(18)) for share in (0.5, 0.8))
+    assert half.personal == more.personal == 0.5 and more.lam == PRIVATE
 
 
 @pytest.mark.parametrize(
     ("nearest", "want"), [(1, [0, 1, 9]), (2, [0.5, 0.5, 5]), (3, [10 / 3] * 3), (None, [10 / 3] * 3)]
 )
 def test_decoders_are_compared_with_those_of_the_nearest_sites(nearest, want):
-    state = decoded(FedDiv(lam=0.0, nearest=nearest), a=np.array([0.0]), b=np.array([1.0]), c=np.array([9.0]))
+    state = decoded(FedDiv(lam=0.0, nearest=nearest), a=0.0, b=1.0, c=9.0)
     assert [value(own[HEAD]) for own in state.decoders.values()] == pytest.approx(want)
 
 
 def test_a_round_moves_half_of_what_fedavg_does():
-    """The one part down, the other up; beside them a few counts, where FedAvg has one."""
-    one, all_of = {}, {}
-    for algorithm, found in ((FedDiv(), one), (FedAvg(), all_of)):
-        for r in play(algorithm, sites(), 5, wire=True).rounds:
-            found[r.index] = {i: (r.sent[i].nbytes, r.replies[i].payload.nbytes) for i in r.sent}
-    counts, whole = 2 * 8, sum(v.nbytes for v in START.values())
-    for t in range(1, 5):
-        assert all(sum(one[t][i]) - counts == (sum(all_of[t][i]) - 8) / 2 == whole for i in KINDS)
-    assert one[1]["a"] == (16, 8 + counts) and one[2]["a"] == (8, 16 + counts)
-    assert one[0]["a"] == (24, 16 + counts)  # the first exchange brings the whole model
-    rehearsed = traffic(FedDiv(), {k: np.zeros((10, 10)) for k in START}, "ab")
-    assert rehearsed["a"] == (1600, 800 + counts)
+    """The one part down, the other up, with a few counts; the first exchange brings the whole model."""
+    crossed = [(r.sent["a"].nbytes, r.replies["a"].payload.nbytes) for r in play(FedDiv(), sites(), 3).rounds]
+    assert crossed == [(24, 16 + 2 * 8), (16, 8 + 2 * 8), (8, 16 + 2 * 8)]  # both encoders: 16 bytes; the decoder: 8
+    assert traffic(FedDiv(), {k: np.zeros((10, 10)) for k in START}, "ab")["a"] == (1600, 800 + 2 * 8)
 
 
 @pytest.mark.parametrize("algorithm", [FedDiv(), FedDiv(alpha=0.0, lam=0.0), FedDiv(lam=PRIVATE, nearest=2)], ids=str)
@@ -215,34 +193,19 @@ def test_a_site_holds_what_the_server_believes_it_holds(algorithm):
                 broken = Payload(**{**reply.payload, "counts": {"class0": np.array([-1.0])}})
                 yield site, replace(reply, payload=broken) if site == "b" and round % 3 == 1 else reply
 
-    run, refused = play(algorithm, sites(), 12, 0.5, engine=Moody(algorithm, sites(), wire=True)), 0
+    run = play(algorithm, sites(), 12, 0.5, engine=Moody(algorithm, sites(), wire=True))
     for r, memories in zip(run.rounds, run.kept, strict=True):
-        refused += len(r.refused)
         for i, got in algorithm.send(r.state, [*"abcd", "stranger"]).items():
             ((model, _),) = algorithm.serve(got, memories.get(i, Payload()), None, ())
             own = r.state.decoders.get(i, r.state.decoder)
             assert same(dict(sorted(model.items())), dict(sorted({**r.state.encoder, **own}.items())))
             assert i in r.state.holders or len(got["model"]) == 3
-    assert refused and 0 < len(r.state.holders) < 4
-
-
-def test_who_never_trained_is_served_the_mean_decoder():
-    last = play(FedDiv(lam=PRIVATE), sites(), 4).last
-    got = FedDiv().send(last.state, ["stranger"])["stranger"]["model"]
-    own = [value(d[HEAD]) for d in last.state.decoders.values()]
-    assert value(got[HEAD]) == pytest.approx(np.mean(own)) and np.ptp(own) > 0.1
-    assert value(got[ZERO]) == value(last.state.encoder[ZERO])
+    assert any(r.refused for r in run.rounds) and 0 < len(run.state.holders) < 4
 
 
 def test_an_absent_site_keeps_its_decoder_and_counts_in_no_mean():
-    algorithm = FedDiv(lam=0.0)
-    state = decoded(algorithm, a=np.array([1.0]), b=np.array([3.0]), c=np.array([8.0]))
-    counts = {"class0": np.ones(1), "class1": np.ones(1)}
-    encoders = {ZERO: np.ones(1), ONE: np.ones(1)}
-    state = algorithm.merge(state, {i: Payload(model=encoders, counts=counts) for i in "abc"})
-    new = algorithm.merge(
-        state, {i: Payload(model={HEAD: np.array([x])}, counts=counts) for i, x in (("a", 1), ("b", 5))}
-    )
+    rule = FedDiv(lam=0.0)
+    new = decoded(rule, decoded(rule, a=1.0, b=3.0, c=8.0), a=1.0, b=5.0)
     assert [value(new.decoders[i][HEAD]) for i in "abc"] == pytest.approx([3.0, 3.0, 4.0])
     assert new.holders == ("a", "b") and value(new.decoder[HEAD]) == pytest.approx(10 / 3)
 
@@ -266,12 +229,12 @@ def test_shares_are_the_mean_over_the_classes_and_decoders_have_none():
 
 def test_a_network_without_sub_encoders_is_refused_unless_there_is_no_divergence_loss():
     plain = {"stem.w": np.ones(1), "encoder.0.w": np.ones(1), HEAD: np.ones(1)}
-    with pytest.raises(
-        ConfigError, match=r"an encoder for every class, model\.name = 'unet_sub' or 'densenet_sub'; with"
+    for rule, network, sentence in (
+        (FedDiv(), plain, r"an encoder for every class, model\.name = 'unet_sub' or 'densenet_sub'; with"),
+        (FedDiv(alpha=0.0), {HEAD: np.ones(1)}, "into encoder and decoder"),
     ):
-        FedDiv().init(plain, "ab")
-    with pytest.raises(ConfigError, match="into encoder and decoder"):
-        FedDiv(alpha=0.0).init({HEAD: np.ones(1)}, "ab")
+        with pytest.raises(ConfigError, match=sentence):
+            rule.init(network, "ab")
     assert FedDiv().init({}, "ab").encoder == {}  # no network is known yet
     one = {i: Quadratic(q.a, q.b, start=plain) for i, q in sites().items()}
     last = play(FedDiv(alpha=0.0, lam=0.0), one, 1, start=plain).last
@@ -285,7 +248,6 @@ def test_a_network_without_sub_encoders_is_refused_unless_there_is_no_divergence
     [
         ({"class0": np.array([3.0]), "class1": np.array([0.0])}, None),
         ({"class0": np.array([-1.0])}, "'counts' has 'class0' = -1"),
-        ({"class0": np.array([1e16])}, "'counts' has 'class0' = 1e+16"),
         ({"class0": np.array([np.nan])}, "'counts' is not finite"),
         ({"class0": np.array([1, 2])}, "'counts' has 'class0' of type int64 and shape (2,)"),
         ({"class0": np.array([1e6])}, "'counts' is 3e+05 times as large as is usual"),
@@ -295,8 +257,7 @@ def test_a_network_without_sub_encoders_is_refused_unless_there_is_no_divergence
 def test_counts_are_held_to_what_hospitals_have(counts, says):
     algorithm = FedDiv()
     sent = algorithm.send(algorithm.init(START, "abc"), "abc")
-    model = {k: START[k] for k in (ZERO, ONE)}
-    usual = {"class0": np.array([3.0]), "class1": np.array([1.0])}
+    model, usual = {k: START[k] for k in (ZERO, ONE)}, {"class0": np.array([3.0]), "class1": np.array([1.0])}
     came = {i: Payload(model=model, counts=counts if i == "a" else usual) for i in "abc"}
     assert screen(algorithm.reply, START, sent, came) == ({"a": says} if says else {})
     more = {**came, "b": Payload(model=dict(START), counts=usual)}  # the decoder was not asked for

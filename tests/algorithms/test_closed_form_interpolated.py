@@ -5,25 +5,13 @@ import pytest
 
 import polysite as ps
 from polysite.engines.phases import Phase, run_phases
-from polysite.engines.rounds import run_rounds
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.engines.transport import Served
 from polysite.metrics.shrinkage import shrink
 from polysite.payload import Payload
 from polysite.site import CaseScore
-from quadratic import Aims, Quadratic, served_models
-
-W, ETA, K = 3.0, 0.1, 5
-START = {"w": np.array([W])}
-A, B, N = {"a": 0.5, "b": 1.0, "c": 2.0}, {"a": -1.0, "b": 0.3, "c": 2.0}, {"a": 12, "b": 9, "c": 15}
-
-
-class Mute(Quadratic):
-    """A site without validation cases."""
-
-    def cases(self, split):
-        return () if split == "validation" else super().cases(split)
+from quadratic import ETA, Aims, K, Quadratic, play, served_models
 
 
 class Even(Quadratic):
@@ -34,23 +22,24 @@ class Even(Quadratic):
         return {n: CaseScore({"L": 0.5 + (-1) ** k * moved}, 1.0) for k, n in enumerate(cases)}
 
 
+W, START = 3.0, {"w": np.array([3.0])}
+A, B, N = {"a": 0.5, "b": 1.0, "c": 2.0}, {"a": -1.0, "b": 0.3, "c": 2.0}, {"a": 12, "b": 9, "c": 15}
+
+
 def sites(kind=Quadratic, goals=None):
     made = {i: kind(A[i], np.full(N[i], B[i]), lr=ETA, steps=K, start=START) for i in A}
-    for i, goal in (goals or {}).items():
-        made[i].goal = goal
+    for i in goals or {}:
+        made[i].goal = goals[i]
     return made
 
 
 def go(algorithm, made, rounds=1):
-    """(rounds, served parameters by site)"""
+    """(rounds, the parameter that every site uses)"""
     engine = Simulator(algorithm, made)
     engine.begin(0, Served(dict.fromkeys(made, (START,))))
-    done = list(run_rounds(algorithm, engine, START, ps.Plan(rounds=rounds), 0))
-    got = algorithm.send(done[-1].state, sorted(made))
-    served = {
-        i: next(iter(algorithm.serve(got[i], engine.memories()[i], engine.sites[i], ())))[0]["w"].item() for i in made
-    }
-    return done, served
+    run = play(algorithm, made, rounds, engine=engine)
+    served = engine.serve(rounds, algorithm.send(run.state, sorted(made))).models
+    return run.rounds, {i: model["w"].item() for i, (model, *_) in served.items()}
 
 
 def own(i, lam, steps):
@@ -92,35 +81,26 @@ def test_limit_between_the_models():
     assert said["hospitals with a model of their own"] == 2
 
 
-def test_validation_that_shows_nothing_keeps_the_model():
+def test_validation_that_shows_nothing_or_too_little_keeps_the_model():
     done, served = go(ps.Interpolated(), sites(Even))
     assert served == dict.fromkeys(A, W)
     assert all(c.positive < 0.8 for c in done[-1].state.choices.values())
+    for count, sure in ((1, False), (12, True)):  # the same gain of every case
+        site = Quadratic(0.1, np.full(count, 1.5), lr=ETA, steps=K, start=START)
+        assert (go(ps.Interpolated(), {"a": site})[1]["a"] != W) == sure
 
 
 def test_a_site_without_validation_cases_keeps_the_model_whatever_others_gain():
-    made = {**sites(), "d": Mute(1.0, np.full(8, -1.0), lr=ETA, steps=K, start=START)}
-    done, served = go(ps.Interpolated(sure=0.7), made)
+    mute = Quadratic(1.0, np.full(8, -1.0), lr=ETA, steps=K, start=START, splits={"validation": ()})
+    done, served = go(ps.Interpolated(sure=0.7), {**sites(), "d": mute})
     assert served["d"] == W and all(served[i] != W for i in A)
     assert done[0].state.choices["d"].positive > 0.7  # what the others let expect
 
 
-def test_few_cases_are_not_enough():
-    """The same gain: sure with 12 cases, not with one."""
-    few = {"a": Quadratic(0.1, np.full(1, 1.5), lr=ETA, steps=K, start=START)}
-    many = {"a": Quadratic(0.1, np.full(12, 1.5), lr=ETA, steps=K, start=START)}
-    assert go(ps.Interpolated(), few)[1]["a"] == W
-    assert go(ps.Interpolated(), many)[1]["a"] != W
-
-
 def test_a_clusters_model_is_the_start(tmp_path):
     """ "a" is far from what its cluster found and moves; "b" is near it, and "c" is its cluster."""
-    made = sites(Aims, B)
-    plans = (
-        (ps.FedAvg(), 1),
-        (ps.Clustered({"one": ("a", "b"), "two": ("c",)}), 30),
-        (ps.Interpolated((0.5,), steps=1), 1),
-    )
+    made, clusters = sites(Aims, B), ps.Clustered({"one": ("a", "b"), "two": ("c",)})
+    plans = ((ps.FedAvg(), 1), (clusters, 30), (ps.Interpolated((0.5,), steps=1), 1))
     phases = [Phase(a, Simulator(a, made), ps.Plan(rounds=rounds)) for a, rounds in plans]
     folders = [RunFolder.create(tmp_path / name, "", 0) for name in ("before", "run")]
     run_phases(phases[:2], START, 0, folders[0])

@@ -3,25 +3,26 @@
 import numpy as np
 import pytest
 
+import polysite as ps
 from polysite import tree
 from polysite.algorithms import ALGORITHMS, name_of
-from polysite.algorithms.base import facts, serving_payloads
+from polysite.algorithms.base import facts, in_rounds, scaled, serving_payloads
+from polysite.algorithms.fedavg import FEDADAM
+from polysite.config import dump, parse, phases
 from polysite.engines import checkpoint
-from polysite.engines.plan import Plan
-from polysite.engines.rounds import Progress, run_rounds
-from polysite.engines.simulator import Simulator
+from polysite.engines.rounds import Progress
 from polysite.errors import ConfigError
 from polysite.payload import Payload
-from table import CASES, START, arrays, every, same, screen, sites
+from quadratic import play
+from table import CASES, START, arrays, every, exchange, same, screen, sites
 
 MEANS_OF_THEIR_OWN = ("averaged", "clustered", "weighted", "top_k", "geometric_median", "robust")  # not by n_k or 1/K
 
 
-def simulate(algorithm, rounds, *, wire=False, share=1.0, resume=None):
+def simulate(algorithm, rounds, **how):
     """(final state, memories) after some rounds."""
-    engine = Simulator(algorithm, sites(), wire=wire)
-    *_, last = run_rounds(algorithm, engine, START, Plan(rounds=rounds, share=share), seed=0, resume=resume)
-    return last.state, engine.memories()
+    run = play(algorithm, sites(), rounds, start=START, **how)
+    return run.state, run.memories
 
 
 def freeze(x):
@@ -31,23 +32,19 @@ def freeze(x):
     return x
 
 
-def test_every_algorithm_is_in_the_table():
+def test_every_algorithm_is_in_the_table_and_its_hyperparameters_are_frozen():
     assert {name_of(a) for a in CASES.values()} == set(ALGORITHMS)
-
-
-def test_hyperparameters_are_frozen():
     assert all(type(algorithm).__dataclass_params__.frozen for algorithm in CASES.values())
 
 
 @every
 def test_a_site_replies_what_is_declared_and_nothing_else(algorithm):
-    s = sites()
-    sent = algorithm.send(algorithm.init(START, sorted(s)), sorted(s))
-    reply, _ = algorithm.local(sent["a"], Payload(), s["a"])
+    _, sent, replies = exchange(algorithm)
     may = {name for name in algorithm.reply if name.endswith(("?", "*"))}
-    assert algorithm.reply.keys() - may <= reply.keys()
-    assert all(name in algorithm.reply or f"{name}?" in may for name in reply)
-    assert screen(algorithm.reply, START, sent, {"a": reply}) == {}
+    for reply in replies.values():
+        assert algorithm.reply.keys() - may <= reply.keys()
+        assert all(name in algorithm.reply or f"{name}?" in may for name in reply)
+    assert screen(algorithm.reply, START, sent, replies) == {}
 
 
 @every
@@ -70,16 +67,14 @@ def test_running_statistics_are_averaged_and_never_extrapolated(algorithm):
 def test_what_stays_at_a_site_crosses_the_wire_in_neither_direction(algorithm):
     """Every payload of a run is looked at: what algorithms with a private part declare, and what all others do not."""
     private = getattr(getattr(algorithm, "inner", algorithm), "private", ())
-    engine, crossed = Simulator(algorithm, sites(), wire=True), []
-    for r in run_rounds(algorithm, engine, START, Plan(rounds=4, share=0.75), seed=0):
-        crossed += [*r.sent.values(), *(reply.payload for reply in r.replies.values())]
-    crossed += algorithm.send(r.state, [*"abcd"]).values()
+    run = play(algorithm, sites(), 4, 0.75, wire=True)
+    crossed = [*run.crossed, *algorithm.send(run.state, [*"abcd"]).values()]
     names = {k for p in crossed for field in p.values() if not isinstance(field, float) for k in field}
     assert not any(tree.matches(k, private) for k in names)
     if private:
         assert names == {k for k in START if not tree.matches(k, private)}
-        assert not any(tree.matches(k, private) for k in r.state.model)
-        assert all(m["private"].keys() == START.keys() - names for m in engine.memories().values() if m)
+        assert not any(tree.matches(k, private) for k in run.state.model)
+        assert all(m["private"].keys() == START.keys() - names for m in run.memories.values() if m)
 
 
 @every
@@ -107,10 +102,7 @@ def test_resuming_from_disk_is_not_noticeable(algorithm, tmp_path):
 
 @every
 def test_order_of_replies_does_not_matter(algorithm):
-    s = sites()
-    state = algorithm.init(START, sorted(s))
-    sent = algorithm.send(state, sorted(s))
-    replies = {i: algorithm.local(sent[i], Payload(), s[i])[0] for i in s}
+    state, _, replies = exchange(algorithm)
     assert same(algorithm.merge(state, replies), algorithm.merge(state, dict(reversed(replies.items()))))
 
 
@@ -122,10 +114,8 @@ def combined(replies):
 
 @pytest.mark.parametrize("name", [n for n, a in CASES.items() if facts(a).needs == "sum" and "model" in a.reply])
 def test_needs_sum_means_that_the_weighted_sum_of_the_replies_is_enough(name):
-    algorithm, s = CASES[name], sites()
-    state = algorithm.init(START, sorted(s))
-    sent = algorithm.send(state, sorted(s))
-    replies = {i: algorithm.local(sent[i], Payload(), s[i])[0] for i in s}
+    algorithm = CASES[name]
+    state, _, replies = exchange(algorithm)
     assert set(algorithm.reply) <= {"model", "weight"}
     each, one = (algorithm.merge(state, r) for r in (replies, {"a": combined(replies)}))
     for x, y in zip(arrays(each), arrays(one), strict=True):
@@ -145,16 +135,23 @@ def test_algorithms_that_need_each_reply():
     }  # fmt: skip
 
 
+def test_combinators_need_what_is_inside_and_groups_need_each_reply():
+    omega = {"b": 0.3}
+    for inner in (ps.FedAvg(), FEDADAM, ps.FedProx(), ps.FedPer(), ps.Weighted(omega), ps.Scaffold(), ps.FedNova()):
+        groups = ps.Clustered({"all": tuple("abcd")}, inner)
+        assert facts(ps.Weighted(omega, inner)).needs == facts(inner).needs
+        assert (groups.reply, facts(groups).plain_sgd) == (inner.reply, facts(inner).plain_sgd)
+        assert facts(groups).needs == "each"  # a sum over all sites would mix the groups
+        if facts(inner).shared_model:
+            assert facts(ps.Averaged(inner=inner)).needs == facts(inner).needs
+
+
 @every
 def test_a_site_may_drop_out(algorithm):
     """Who is asked and does not answer leaves the same state as who was not asked."""
-    s = sites()
-    state = algorithm.init(START, sorted(s))
-    sent = algorithm.send(state, sorted(s))
-    replies = {i: algorithm.local(sent[i], Payload(), s[i])[0] for i in s if i != "b"}
-    some = algorithm.send(state, ["a", "c", "d"])
-    asked = {i: algorithm.local(some[i], Payload(), s[i])[0] for i in some}
-    assert same(algorithm.merge(state, replies), algorithm.merge(state, asked))
+    state, _, replies = exchange(algorithm)
+    _, _, asked = exchange(algorithm, "acd")
+    assert same(algorithm.merge(state, {i: replies[i] for i in "acd"}), algorithm.merge(state, asked))
     final, _ = simulate(algorithm, 4, share=0.5)
     assert all(np.isfinite(a).all() for a in arrays(final))
 
@@ -172,3 +169,24 @@ def test_a_site_never_seen_can_be_served(algorithm):
     groups = list(algorithm.serve(got, Payload(), stranger, stranger.cases("test")))
     assert all(params.keys() == START.keys() for params, _ in groups)
     assert sorted(n for _, cases in groups for n in cases) == sorted(stranger.cases("test"))
+
+
+@every
+def test_shares_of_all_rounds_become_rounds_once(algorithm):
+    once = scaled(algorithm, 40)
+    assert scaled(once, 40) == once and scaled(once, 400) == once
+
+
+def test_algorithms_and_combinators_scale_what_they_count_in_rounds():
+    assert [in_rounds(*x) for x in ((0.4, 1), (0.999, 4), (1, 30), (50, 30))] == [1, 4, 1, 50]  # never none or more
+    assert scaled(ps.Ifca(), 100) == ps.Ifca(warmup=10, settle=30) and scaled(ps.Fpfc(warmup=0.1), 100).warmup == 10
+    around, plain = (ps.Weighted({}, ps.Clustered({"all": ("a",)}, x)) for x in (ps.SuPerFed(), ps.FedAvg()))
+    assert scaled(around, 50).inner.inner == ps.SuPerFed(after=20) and scaled(plain, 50) is plain
+
+
+def test_every_phase_of_a_study_counts_its_own_rounds():
+    study = parse("[run]\nrounds = 20\n[algorithm]\nname = 'superfed'\n[[then]]\nalgorithm = 'ifca'\nrun.rounds = 50\n")
+    first, second = phases(study)
+    assert first.algorithm == ps.SuPerFed(after=8) and second.algorithm == ps.Ifca(warmup=5, settle=15)
+    assert study.algorithm == ps.SuPerFed() and parse(dump(study)) == study  # a file keeps the shares
+    assert phases(first) == (first,)

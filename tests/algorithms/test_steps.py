@@ -41,11 +41,9 @@ def in_epochs(times):
 
 STEPS = {
     "fedavg": (ps.FedAvg(), in_epochs(1)),
-    "fedamp": (ps.FedAMP(), in_epochs(1)),
     "feddiv, encoders or decoder": (ps.FedDiv(alpha=0.0), in_epochs(1)),
     "fedrep, head and body": (ps.FedRep(head_epochs=2), in_epochs(2 + 1)),
     "fedrod, two heads": (ps.FedRoD(), in_epochs(1)),
-    "fpfc": (ps.Fpfc(), in_epochs(1)),
     "ifca, chosen by losses": (ps.Ifca(settle=0), in_epochs(1)),
     "ifca, gradients": (ps.Ifca(averaged="gradients"), lambda name, round: 1),
     "l2gd, by its coin": (COIN, lambda name, round: COIN.tosses(round)[1]),

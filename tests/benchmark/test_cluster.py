@@ -1,7 +1,9 @@
 """Benchmarks as job arrays: chains of runs, failures, another call; a stub of SLURM, and submitit's local executor."""
 
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -23,14 +25,13 @@ TINY = tiny_bench.text(METHODS, sites={"east": {"cases": 4}, "west": {"cases": 4
 
 
 @pytest.fixture
-def tiny(tmp_path):
-    (tmp_path / "tiny.toml").write_text(TINY)
-    return tmp_path / "tiny.toml"
+def bench(tmp_path):
+    return tiny_bench.load(tmp_path, TINY)
 
 
 @pytest.fixture
-def jobs(tiny, tmp_path):
-    return list(benchmark_jobs.jobs(benchmark.load(str(tiny)), tmp_path / "out", {}))
+def jobs(bench, tmp_path):
+    return list(benchmark_jobs.jobs(bench, tmp_path / "out", {}))
 
 
 def finish(run):
@@ -42,38 +43,27 @@ def finish(run):
 
 def performed(order, load):
     """Stand in for a run: all but ``far away`` succeed."""
-    output = Path(order["output"])
-    output.parent.mkdir(parents=True, exist_ok=True)
     if "far away" in order["run"]:
-        output.write_text("polysite: there is no such device\n")
+        Path(order["output"]).parent.mkdir(parents=True, exist_ok=True)
+        Path(order["output"]).write_text("polysite: there is no such device\n")
         return 2
     finish(order["run"])
     return 0
 
 
-class Handle:
-    """A task of a cluster that is not there; it runs when it is asked whether it has ended."""
-
-    def __init__(self, number, run):
-        self.job_id, self.run = f"7_{number}", run
-        self.paths = type("Paths", (), {"stderr": "log.err"})
-
-    def done(self, force_check=False):
-        return True
-
-    def result(self):
-        return self.run()
-
-
 class Cluster:
-    """An executor that records arrays."""
+    """An executor that records arrays; a task runs when its result is asked for."""
 
-    def __init__(self, dies=()):
-        self.arrays, self.dies = [], dies
+    def __init__(self):
+        self.arrays, self.dies = [], ()
 
     def map_array(self, runner, orders):
         self.arrays.append(orders)
-        return [Handle(k, lambda mine=mine: self._run(runner, mine)) for k, mine in enumerate(orders)]
+        return [self._handle(k, partial(self._run, runner, mine)) for k, mine in enumerate(orders)]
+
+    def _handle(self, number, run):
+        paths = SimpleNamespace(stderr="log.err")
+        return SimpleNamespace(job_id=f"7_{number}", paths=paths, done=lambda force_check=False: True, result=run)
 
     def _run(self, runner, orders):
         if any(name in each["run"] for name in self.dies for each in orders):
@@ -84,38 +74,35 @@ class Cluster:
 @pytest.fixture
 def executor(monkeypatch):
     made = Cluster()
-    monkeypatch.setattr(cluster, "_executor", lambda *given: made)
-    monkeypatch.setattr(cluster, "perform", performed)
-    monkeypatch.setattr(cluster, "release", lambda: None)
-    monkeypatch.setattr(cluster, "begin", lambda: None)
+    for name, stub in {"_executor": lambda *given: made, "perform": performed, "release": int, "begin": int}.items():
+        monkeypatch.setattr(cluster, name, stub)
     return made
 
 
 def run(jobs, tmp_path):
     steps = []
-    failed = cluster.work(jobs, "submitit", {}, None, tmp_path / "out", lambda note, done=1: steps.append((note, done)))
+    failed = cluster.work(jobs, "submitit", {}, None, tmp_path / "out", lambda note, done=1: steps.append(done))
     return failed, steps
 
 
-def names(orders):
-    return [Path(each["run"]).parent.name for each in orders]
+def names(array):
+    """The methods of the tasks of an array."""
+    return sorted([Path(each["run"]).parent.name for each in orders] for orders in array)
 
 
 def test_a_run_and_those_that_continue_from_it_are_one_task_of_one_array(jobs, executor, tmp_path):
     failed, steps = run(jobs, tmp_path)
     (array,) = executor.arrays
-    assert sorted(map(names, array)) == [["far away"], ["fedavg", "tuned"], ["fedprox"]]
+    assert names(array) == [["far away"], ["fedavg", "tuned"], ["fedprox"]]
     tuned = next(each for orders in array for each in orders if "tuned" in each["run"])
     assert tuned["after"].endswith("runs/fedavg/fold0-seed0")
     assert list(failed) == ["far away, fold 0, seed 0"] and "there is no such device (" in failed[next(iter(failed))]
-    assert sum(done for _, done in steps) == len(jobs)
+    assert sum(steps) == len(jobs)
     run(jobs, tmp_path)  # again: what is missing
-    assert [names(orders) for orders in executor.arrays[1]] == [["far away"]]
+    assert names(executor.arrays[1]) == [["far away"]]
 
 
-def test_a_killed_task_is_reported_for_every_run_of_it_and_a_finished_first_run_is_not_repeated(
-    jobs, executor, tmp_path
-):
+def test_a_killed_task_is_reported_for_all_its_runs_and_a_finished_run_is_not_repeated(jobs, executor, tmp_path):
     executor.dies = ("tuned",)
     failed, _ = run(jobs, tmp_path)
     assert {name.split(",")[0] for name in failed} == {"fedavg", "tuned", "far away"}
@@ -123,18 +110,15 @@ def test_a_killed_task_is_reported_for_every_run_of_it_and_a_finished_first_run_
     finish(next(j.run for j in jobs if j.method == "fedavg"))
     executor.dies = ()
     failed, _ = run(jobs, tmp_path)
-    assert sorted(map(names, executor.arrays[-1])) == [["far away"], ["tuned"]] and len(failed) == 1
+    assert names(executor.arrays[-1]) == [["far away"], ["tuned"]] and len(failed) == 1
     assert json.loads((tmp_path / "out" / "cluster" / "jobs.json").read_text())["fedavg/fold0-seed0"].startswith("7_")
 
 
-SBATCH = """#!/bin/sh
-cp "$1" {folder}/submitted.sh
-echo "Submitted batch job 41"
-"""
-SACCT = """#!/bin/sh
-echo "JobID|State|NodeList"
-echo "41_[0-2]|{state}|"
-"""
+STUBS = {
+    "srun": "",
+    "sbatch": 'cp "$1" {folder}/submitted.sh; echo "Submitted batch job 41"',
+    "sacct": 'echo "JobID|State|NodeList"; echo "41_[0-2]|{state}|"',
+}
 
 
 @pytest.fixture
@@ -142,19 +126,18 @@ def slurm(tmp_path, monkeypatch):
     """Commands of SLURM as stubs; returns how to set the state of all tasks."""
     tools = tmp_path / "bin"
     tools.mkdir()
-
-    def write(name, text):
-        (tools / name).write_text(text)
-        (tools / name).chmod(0o755)
-
-    write("srun", "#!/bin/sh\n")
-    write("sbatch", SBATCH.format(folder=tmp_path))
     monkeypatch.setenv("PATH", str(tools), prepend=":")
-    return lambda state: write("sacct", SACCT.format(state=state))
+
+    def write(state):
+        for name, text in STUBS.items():
+            (tools / name).write_text("#!/bin/sh\n" + text.format(folder=tmp_path, state=state))
+            (tools / name).chmod(0o755)
+
+    write("PENDING")
+    return write
 
 
 def test_parameters_reach_sbatch_and_a_second_command_waits_for_the_first_ones_tasks(jobs, slurm, tmp_path):
-    slurm("PENDING")
     given = {"partition": "gpu", "time": "90", "gpus_per_node": "2"}
     folder = (tmp_path / "out" / "cluster").resolve()
     made = cluster._executor("submitit", folder, given, 5)
@@ -167,6 +150,8 @@ def test_parameters_reach_sbatch_and_a_second_command_waits_for_the_first_ones_t
     assert sorted(len(task.jobs) for task in again) == [1, 1, 2]
     slurm("FAILED")
     assert not cluster._running(folder, jobs)
+    with pytest.raises(ConfigError, match="--slurm: Unavailable parameter"):
+        cluster._executor("submitit", tmp_path, {"partitions": "gpu"}, None)
 
 
 @pytest.mark.parametrize(
@@ -179,21 +164,18 @@ def test_parameters_reach_sbatch_and_a_second_command_waits_for_the_first_ones_t
         (["--executor", "submitit", "--slurm", "gpu"], "--slurm gpu: write KEY=VALUE"),
     ],
 )
-def test_what_an_executor_cannot_do_is_refused_in_a_sentence(words, sentence, tiny, tmp_path, monkeypatch):
+def test_what_an_executor_cannot_do_is_refused_in_a_sentence(words, sentence, bench, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    done = CliRunner().invoke(app, ["bench", str(tiny), "--out", str(tmp_path / "out"), "--only", "fedavg", *words])
+    done = CliRunner().invoke(
+        app, ["bench", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "out"), "--only", "fedavg", *words]
+    )
     assert sentence in str(done.exception)
 
 
-def test_an_unknown_parameter_of_sbatch_is_named(slurm, tmp_path):
-    with pytest.raises(ConfigError, match="--slurm: Unavailable parameter"):
-        cluster._executor("submitit", tmp_path, {"partitions": "gpu"}, None)
-
-
 @pytest.mark.soak
-def test_submitit_runs_a_benchmark_on_this_machine(tiny, tmp_path):
+def test_submitit_runs_a_benchmark_on_this_machine(bench, tmp_path):
     out = tmp_path / "out"
-    words = ["bench", str(tiny), "--out", str(out), "--executor", "submitit-local", "--jobs", "2"]
+    words = ["bench", str(tmp_path / "tiny.toml"), "--out", str(out), "--executor", "submitit-local", "--jobs", "2"]
     first = CliRunner().invoke(app, words)
     assert first.exit_code == 1 and "far away, fold 0, seed 0 failed: train.device = 'cuda:7'" in first.stderr
     assert len(list(out.rglob("result.json"))) == 3 and (out / "comparison" / "index.html").exists()

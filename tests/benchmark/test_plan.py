@@ -1,17 +1,23 @@
-"""Plans: runs, hours and disk from published sizes, before any data are here."""
+"""Before a start: runs, hours and disk from published sizes; rounds for equal steps or bytes of every method."""
 
 import json
 import os
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
-from polysite import benchmark, study
+import tiny_bench
+from polysite import benchmark, config, study
+from polysite.benchmark import jobs
+from polysite.benchmark.budget import equalise, lengthen
 from polysite.benchmark.jobs import studies
 from polysite.cli import app
+from polysite.costs.budget import spent
 from polysite.costs.model import total
-from polysite.report.published import sizes
+from polysite.errors import ConfigError
 
 plan, pace = (import_module(f"polysite.benchmark.{name}") for name in ("plan", "pace"))  # functions have these names
 TINY = ["--set", "model.name=unet_small", "--set", "model.filters=[2, 4, 4]", "--set", "train.patch=[16, 16, 16]"]
@@ -50,8 +56,7 @@ def test_rounds_that_are_not_validated_are_not_counted_as_validated():
 
 
 def test_a_plan_without_training_lists_the_scans():
-    grid = benchmark.plan(benchmark.load("paper_c_cc359"), {}, absent=True)
-    assert sum(sizes("C_sizes_cc359").values()) == 359 and "359" in grid.markdown()
+    assert "359" in benchmark.plan(benchmark.load("paper_c_cc359"), {}, absent=True).markdown()
 
 
 def test_seconds_on_a_cpu_are_scaled_by_voxels_batch_and_windows(monkeypatch):
@@ -59,54 +64,133 @@ def test_seconds_on_a_cpu_are_scaled_by_voxels_batch_and_windows(monkeypatch):
     given = {"train.device": "cpu", "model.name": "unet_small", "model.filters": "[2, 4, 4]"}
     found = pace.measure(studies(plan._counted(benchmark.load("paper_b")), given)["fedavg"])
     assert (found.step, found.case) == (8 * 4, 8 * 8)  # 128 against 64 voxels a side; four patches; eight windows
-    assert found.device == "cpu" and "scaled by the number of voxels" in found.how
-
-
-def test_phantoms_are_as_large_as_they_say_and_are_not_cached(monkeypatch):
-    monkeypatch.setattr(pace, "_timed", lambda call, network: 1.0)
     given = {"train.device": "cpu", "data.shape": "[32, 48, 32]", "train.patch": "[16, 16, 16]", "train.overlap": "0"}
-    bench = benchmark.load("phantoms").only(["local", "fedavg"])
-    assert pace.measure(studies(bench, given)["fedavg"]).case == 2 * 3 * 2
-    assert "cache" not in benchmark.plan(bench, given).note
+    assert pace.measure(studies(benchmark.load("phantoms"), given)["fedavg"]).case == 2 * 3 * 2
 
 
-def record(index, elapsed, seconds, steps, cases):
-    site = {"loss": 1.0, "steps": steps, "lr_sum": 0.1, "seconds": seconds, "bytes_down": 0, "bytes_up": 0}
-    validation = {"a": {"cases": cases, "loss": 1.0, "score": {"L": 0.5}}}
-    return json.dumps(
-        {"round": index, "phase": 0, "sites": {"a": site, "b": site}, "validation": validation, "elapsed": elapsed}
-    )
-
-
-def finished(out, method, began, ended, lines):
+def finished(out, method, *rounds):
+    """Write a run that took 100 s; of every round the seconds of all, and of each of two sites for ten steps."""
     run = out / "runs" / method / "fold0-seed0"
     run.mkdir(parents=True)
-    for name, text in (("config.toml", ""), ("versions.json", "{}"), ("result.json", "{}")):
+    records = []
+    for index, (elapsed, seconds) in enumerate(rounds):
+        site = {"loss": 1.0, "steps": 10, "lr_sum": 0.1, "seconds": seconds, "bytes_down": 0, "bytes_up": 0}
+        scores = {"validation": {"a": {"cases": 5, "loss": 1.0, "score": {"L": 0.5}}}, "sites": {"a": site, "b": site}}
+        records.append(json.dumps({"round": index, "phase": 0, "elapsed": elapsed, **scores}))
+    files = {"config.toml": "", "versions.json": "{}", "result.json": "{}", "rounds.jsonl": "\n".join(records)}
+    for name, text in files.items():
         (run / name).write_text(text)
-    (run / "rounds.jsonl").write_text("\n".join(lines))
-    os.utime(run / "versions.json", (began, began))
-    os.utime(run / "result.json", (ended, ended))
+        os.utime(run / name, (0, 0) if name == "versions.json" else (100, 100))
 
 
 def test_speeds_are_those_of_finished_runs_in_the_folder(tmp_path):
     chosen = studies(benchmark.load("phantoms"), {"train.device": "cpu"})
     # two turns of 2 s for 10 steps each; the rest of a round, 1 s, is spent on 5 validated cases; resumed after round 1
-    finished(tmp_path, "fedavg", 0, 100, [record(0, 5, 2, 10, 5), record(1, 10, 2, 10, 5), record(2, 5, 2, 10, 5)])
-    finished(tmp_path, "ditto", 0, 100, [record(0, 9, 4, 10, 5)])
+    finished(tmp_path, "fedavg", (5, 2), (10, 2), (5, 2))
+    finished(tmp_path, "ditto", (9, 4))
     found = pace.recorded(tmp_path, list(chosen), next(iter(chosen.values())))
     assert (found.of("fedavg").step, found.of("fedavg").case) == pytest.approx((0.2, 0.2))
     assert (found.of("ditto").step, found.of("ditto").case) == pytest.approx((0.4, 0.2))
     assert found.of("local").step == found.step == pytest.approx(20 / 80) and found.parallel == pytest.approx(2)
     assert "Speeds of 2 finished runs" in found.how and found.device == "cpu"
     assert pace.recorded(tmp_path / "none", list(chosen), next(iter(chosen.values()))) is None
-
-
-def test_a_plan_says_where_its_speeds_come_from(tmp_path):
-    bench = benchmark.load("paper_b").only(["fedavg"])
     given = {"train.device": "cpu", "model.name": "unet_small", "model.filters": "[2, 4, 4]", "run.rounds": "4"}
-    finished(tmp_path, "fedavg", 0, 100, [record(0, 50, 20, 10, 5)])
+    bench = benchmark.load("paper_b").only(["fedavg"])
     grid = benchmark.plan(bench, given, absent=True, out=tmp_path)
     whole = plan._Work.of(plan._dealable(studies(plan._counted(bench), given)["fedavg"]))
-    hours = len(bench.places) * (2 * whole.steps + 2 * (whole.cases + whole.tested)) / 3600
-    assert "Speeds of 1 finished runs in" in grid.note and "within a round" not in grid.note
-    assert grid.lines[-1].cells[4].value == pytest.approx(hours)
+    hours = len(bench.places) * 0.2 * (whole.steps + whole.cases + whole.tested) / 3600
+    assert "Speeds of 1 finished runs in" in grid.note and grid.lines[-1].cells[4].value == pytest.approx(hours)
+
+
+BASE = tiny_bench.study(
+    sites={"east": {"cases": 8}, "west": {"cases": 12}},
+    train={"batch": 2, "gamma": 0.9},
+    run={"rounds": 20, "validate_every": 4},
+)
+METHODS = {
+    "fedavg": {},
+    "local": {"algorithm": "local"},
+    "ditto": {"algorithm": "ditto"},
+    "l2gd": {"algorithm": "l2gd"},
+    "pfedme": {"algorithm": {"name": "pfedme", "outer": 4, "inner": 5}},
+    "feddiv": {"algorithm": "feddiv", "model": {"name": "unet_small_sub", "filters": [2, 4, 4]}},
+    "ifca": {"algorithm": {"name": "ifca", "k": 2}},
+}
+CFFT = {"algorithm": {"name": "cfft", "components": 2, "dimensions": 2, "rounds": 4}, "run": {"rounds": 90}}
+
+
+def several(*names):
+    return {n: config.build(config.merge(BASE, METHODS[n])) for n in ("fedavg", *names)}
+
+
+@pytest.fixture(scope="module", params=["steps", "bytes"])
+def equal(request):
+    return request.param, equalise(several(*list(METHODS)[1:]), "fedavg", request.param)
+
+
+def test_every_method_costs_as_much_as_whole_rounds_allow(equal):
+    kind, found = equal
+    budget = spent(study.loads(found["fedavg"]), kind)
+    assert found["fedavg"] == several()["fedavg"]
+    for name, each in found.items():
+        assert each.train.gamma**each.run.rounds == pytest.approx(0.9**20)  # rates decay over the same part of the run
+        assert abs(each.run.rounds / each.run.validate_every - 5) <= 2
+        if (name, kind) == ("local", "bytes"):
+            assert each == several("local")["local"]  # it sends nothing, so its rounds stay
+            continue
+        near = [lengthen(each, max(1, each.run.rounds + n) / each.run.rounds) for n in (-1, 0, 1)]
+        off = [abs(spent(study.loads(one), kind) - budget) for one in near]
+        assert off[1] == min(off), name
+    rounds = {n: s.run.rounds for n, s in found.items()}
+    if kind == "steps":  # 7 steps a round at the two sites; pFedMe takes 40
+        own = rounds.pop("l2gd")
+        assert rounds == {"fedavg": 20, "local": 20, "ditto": 10, "pfedme": 3, "feddiv": 20, "ifca": 20}
+        assert 3 <= own <= 9  # ten steps a round on average, drawn by its coin
+    else:
+        assert rounds["ditto"] == rounds["pfedme"] == rounds["l2gd"] == 20
+        assert rounds["feddiv"] in (38, 39, 40) and rounds["ifca"] in (14, 15)
+
+
+def test_phases_become_longer_together():
+    tuned = {"algorithm": {"name": "fine_tune", "lr": [0.1]}, "run": {"rounds": 10, "best_from": 1}}
+    then = [tuned, config.merge(CFFT, {"run": {"best_from": 0}})]
+    long = config.build({**BASE, "run": {"rounds": 20, "best_from": 10}, "then": then})
+    first, tuned, clustered = config.phases(lengthen(long, 1.5))
+    assert [p.run.rounds for p in (first, tuned, clustered)] == [30, 15, 92]  # cfft: two more rounds of tuning
+    assert clustered.algorithm.rounds == 6 and clustered.train.gamma == pytest.approx(0.9 ** (4 / 6))
+    assert (first.run.best_from, tuned.run.best_from, clustered.run.best_from) == (15, 1, 0)
+    assert lengthen(long, 1.0) == replace(long, then=lengthen(long, 1.0).then)
+    short = lengthen(config.build({**BASE, "then": [{"algorithm": "cfft", "run": {"rounds": 200}}]}), 0.5)
+    assert short.then[0]["algorithm"] == {"name": "cfft", "rounds": 25} and short.then[0]["run"]["rounds"] == 175
+    alone = config.build(config.merge(BASE, CFFT))
+    longer = lengthen(alone, 2)
+    assert longer.algorithm == replace(alone.algorithm, rounds=8) and longer.run.rounds == 94
+    shares = lengthen(several("ifca")["ifca"], 2)
+    assert shares.algorithm.warmup == 0.1 and config.phases(shares)[0].algorithm.warmup == 4  # still a share
+
+
+def test_a_reference_that_is_left_out_or_sends_nothing_is_refused():
+    with pytest.raises(ConfigError, match="--only 'scaffold'"):
+        equalise(several(), "scaffold", "steps")
+    with pytest.raises(ConfigError, match="'local' sends nothing"):
+        equalise(several("local"), "local", "bytes")
+    assert equalise(several("ditto"), "scaffold", "rounds") == several("ditto")
+
+
+def test_a_benchmark_names_its_budget_in_its_file_or_on_the_command_line(tmp_path):
+    """Seven steps a round; an algorithm with rounds of its own has the budget in its first phase, too."""
+    head = f'{tiny_bench.HEAD}seeds = [0, 1]\nbudget = "steps"\n'
+    methods = 'fedavg = {}\nditto.algorithm = "ditto"\n' + tomli_w.dumps({"cfft": CFFT})
+    bench = tiny_bench.load(
+        tmp_path, tiny_bench.text(methods.replace("[cfft", "[methods.cfft"), head, run={"rounds": 6})
+    )
+    found = {(j.method, j.seed): j.study for j in jobs.jobs(bench, tmp_path / "out", {})}
+    for seed in (0, 1):
+        assert found["fedavg", seed].run.rounds == 6 and found["ditto", seed].run.rounds == 3
+        steps = [spent(study.loads(found[name, seed]), "steps") for name in ("fedavg", "cfft")]
+        assert steps[0] == steps[1] and found["cfft", seed].algorithm.rounds < 6
+    same = jobs.jobs(bench.at_equal("rounds").only(["fedavg", "ditto"]), tmp_path / "out", {})
+    assert {j.study.run.rounds for j in same} == {6}
+    assert 'budget = "steps"' in jobs.settings(tmp_path / "out", bench, {})
+    wrong = CliRunner().invoke(app, ["bench", str(tmp_path / "tiny.toml"), "--budget", "time"])
+    assert "rounds, steps or bytes" in str(wrong.exception)

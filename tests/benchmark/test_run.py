@@ -1,9 +1,10 @@
-"""Whole benchmarks: from one file to a comparison, interrupted and gone on with."""
+"""Whole benchmarks: from one file to a comparison, interrupted and gone on with; equal tuning; ensembles."""
 
 import json
 from shutil import rmtree
 
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
 import tiny_bench
@@ -11,7 +12,9 @@ from polysite import benchmark, config, study
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.weighted import Weighted
 from polysite.benchmark import jobs as benchmark_jobs
+from polysite.benchmark.mixed import EnsembleOf
 from polysite.cli import app
+from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, RunError
 
 METHODS = """
@@ -95,28 +98,19 @@ def test_a_benchmark_runs_fails_in_part_and_goes_on(tiny, tmp_path):
         (["paper_c_cc359"], "at full scale is for real scans"),
         (["hospitals", "--scale", "small"], "has no small scale"),
         (["paper_a_fets", "--scale", "large"], "--scale large: full or small or tiny"),
-        (["scanners", "--scale", "tiny"], "the benchmark scanners has no tiny scale"),
         (["scanners", "--folds", "here"], "no folds were published for scanners"),
         (["paper_a_fets", "--scale", "small", "--only", "fedavq"], "paper_a_fets has no method 'fedavq'"),
+        (["title = 1\nmethod = {}"], "unknown key 'method'"),
+        (["title = 'x'"], "has no [methods]"),
+        (["title ="], "not valid TOML"),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_a_sentence(words, sentence, tmp_path):
+    if "=" in words[0]:  # the text of a file
+        (tmp_path / "mine.toml").write_text(words[0])
+        words = [str(tmp_path / "mine.toml")]
     done = CliRunner().invoke(app, ["bench", *words, "--out", str(tmp_path / "out")])
     assert sentence in str(done.exception) and not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("title = 1\nmethod = {}", "unknown key 'method'"),
-        ("title = 'x'", "has no .methods."),
-        ("title =", "not valid TOML"),
-    ],
-)
-def test_a_file_that_is_no_benchmark_is_refused(text, sentence, tmp_path):
-    (tmp_path / "mine.toml").write_text(text)
-    with pytest.raises(ConfigError, match=sentence):
-        benchmark.load(str(tmp_path / "mine.toml"))
 
 
 def test_runs_of_another_configuration_are_not_taken_for_these(tiny, tmp_path):
@@ -135,3 +129,125 @@ def test_methods_that_test_different_cases_are_refused_before_training(tiny, tmp
     with pytest.raises(ConfigError, match="other and fedavg test different cases in fold 0, so they cannot be"):
         benchmark.run(benchmark.load(str(tiny)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+TUNING = """
+title = "Tuned"
+reference = "fedavg"
+
+[tuning]
+share = 0.5
+settings = { "train.lr" = [1e-9, 0.05] }
+
+"""
+TRIED = """
+[methods.fedavg]
+[methods.fedprox]
+algorithm = "fedprox"
+tuning = { "algorithm.mu" = [0.1, 1.0] }
+[[methods."fine-tuned".then]]
+algorithm = { name = "fine_tune", lr = [0.01] }
+run = { rounds = 1, validate_every = 1 }
+"""
+TUNED = tiny_bench.text(
+    TRIED,
+    TUNING,
+    sites={"east": {"cases": 4}, "west": {"cases": 4, "scanner": 9}},
+    train={"optimiser": "adam", "lr": 0.02, "batch": 4},
+    run={"rounds": 2, "validate_every": 1},
+)
+
+
+@pytest.fixture
+def tuned(tmp_path):
+    return tiny_bench.load(tmp_path, TUNED)
+
+
+@pytest.mark.slow
+def test_the_best_trial_goes_on_and_a_second_call_trains_nothing(tuned, tmp_path, in_process):
+    out, told = tmp_path / "out", []
+    results = benchmark.run(tuned, out, parallel=1, step=lambda note, *_, **__: told.append(note))
+    assert not results.failed
+    run = RunFolder(out / "runs" / "fedavg" / "fold0-seed0")
+    assert config.parse(run.config).train.lr == 0.05 and [r.round for r in run.records()] == [0, 1]
+    scores = json.loads((out / "tuning" / "scores" / "fedavg" / "fold0-seed0.json").read_text())
+    assert scores["settings"] == [{"train.lr": 1e-9}, {"train.lr": 0.05}] and scores["scores"][1] > scores["scores"][0]
+    lost = RunFolder(out / "tuning" / "runs" / file_name("fedavg, lr 1e-09") / "fold0-seed0")
+    assert [r.round for r in lost.records()] == [0] and not (lost.path / "evaluation").exists()
+    after = config.parse(RunFolder(out / "runs" / "fine-tuned" / "fold0-seed0").config)
+    assert after.train.lr == 0.05, "a method that goes on from fedavg takes over its choice"
+    assert config.parse(RunFolder(out / "runs" / "fedprox" / "fold0-seed0").config).train.lr == 0.02
+    assert "fedavg: lr 0.05 (1 times)" in " ".join(results.remarks)
+    assert tuned.tuning.effort == 1.5 and "tuning" not in tuned.untuned().methods["fedprox"]
+
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("rounds.jsonl")}
+    again = benchmark.run(tuned, out, parallel=1)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("rounds.jsonl")} == before
+    assert [m.name for m in again.cells[""]] == ["fedavg", "fedprox", "fine-tuned"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("share = 0.5", "share = 1.0", "between 0 and 1"),
+        ("[0.1, 1.0]", "[0.1]", "has 1 settings, but other methods try 2"),
+        ("[0.1, 1.0]", "0.1", "write a list of values"),
+        ("[tuning]", "[sweep]\n'train.lr' = [1, 2]\n[tuning]", "leave out one of them"),
+    ],
+)
+def test_unequal_tuning_is_refused(old, new, why, tmp_path):
+    with pytest.raises(ConfigError, match=why):
+        tiny_bench.load(tmp_path, TUNED.replace(old, new))
+
+
+CASES = {"cases": 5}
+MIXED = {
+    "title": "mixed",
+    "reference": "fedavg",
+    "study": tiny_bench.study(sites={"a": CASES, "b": CASES}),
+    "methods": {"fedavg": {}},
+    "ensembles": {"folds": {"of": "fedavg", "folds": 2}},
+}
+
+
+def mixed(tmp_path, **changes):
+    return tiny_bench.load(tmp_path, tomli_w.dumps({**MIXED, **changes}))
+
+
+def test_an_ensemble_of_inner_folds_is_compared_like_a_method(tmp_path, in_process):
+    bench = mixed(tmp_path)
+    done = benchmark.run(bench, tmp_path / "out")
+    assert not done.failed and [m.name for m in done.cells[""]] == ["fedavg", "folds"]
+    fedavg, folds = done.cells[""]
+    assert folds.values("dice").keys() == fedavg.values("dice").keys()
+    assert sorted(p.name for p in (tmp_path / "out" / "runs").iterdir() if p.is_dir()) == [
+        "fedavg", "folds", "folds inner fold 0", "folds inner fold 1"
+    ]  # fmt: skip
+    file = tmp_path / "out" / "bench.toml"
+    text = file.read_text()
+    file.write_text(text.replace("folds = 2", 'folds = 2\nweights = "equal"'))  # as polysite 0.1.0 wrote it
+    again = benchmark.run(bench, tmp_path / "out")
+    assert file.read_text() == text
+    assert again.cells[""][1].values("dice") == folds.values("dice")
+
+
+def test_ensembles_of_a_file(tmp_path):
+    bench = mixed(tmp_path)
+    assert bench.whole.methods.keys() == {"fedavg", "folds inner fold 0", "folds inner fold 1"}
+    assert bench.members["folds inner fold 1"] == {"split": {"inner": 2, "inner_fold": 1}}
+    alone = bench.only(["folds"])
+    assert not alone.methods and len(alone.whole.methods) == 2
+    assert not bench.only(["fedavg"]).ensembles and not bench.only(["fedavg"]).members
+    both = mixed(
+        tmp_path, methods={"fedavg": {}, "local": {"algorithm": "local"}}, ensembles={"x": {"of": ["fedavg", "local"]}}
+    )
+    assert both.only(["x"]).methods.keys() == {"fedavg", "local"} and not both.members
+    for ensembles, words in (
+        ({"x": {"of": "fedavx", "folds": 2}}, "of 'fedavx', which is no method"),
+        ({"fedavg": {"of": "fedavg", "folds": 2}}, "a method and an ensemble called 'fedavg'"),
+        ({"x": {"of": "fedavg"}}, "one method with two or more folds"),
+        ({"x": {"of": "fedavg", "fold": 2}}, "unknown key"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            mixed(tmp_path, ensembles=ensembles)
+    assert EnsembleOf(("a", "b")).members("x") == ("a", "b")

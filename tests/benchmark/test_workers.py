@@ -1,18 +1,23 @@
-"""How many runs of a benchmark run in parallel, and on which GPU."""
+"""How many runs run in parallel, on which GPU; the cases and networks that a worker keeps for the next run."""
 
+import os
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from polysite import machine
+import polysite as ps
+from polysite import machine, study
 from polysite.benchmark import workers
-from polysite.benchmark.jobs import Job, silent
-from polysite.config import Study
-from polysite.errors import RunError
+from polysite.benchmark.last_run import LastRun
+from polysite.data.phantom import write
 from polysite.machine import Gpu, Memory
+from polysite.training.gpu_passes import GpuPasses
+from polysite.training.gpu_steps import GpuSteps
+from polysite.training.network import Network
 
 
 @pytest.fixture
@@ -42,43 +47,24 @@ def placed(room, device="auto"):
     return dict(busy)
 
 
-def test_as_many_run_as_fit_into_memory(free):
-    room = workers.Room(8)
-    assert placed(room) == {"": 1}  # the first alone
-    assert placed(learnt(room, free, host=300)) == {"": 2}  # 800 of 1000, at 300 each
-    assert placed(learnt(workers.Room(1), free)) == {"": 1}
-
-
-def test_runs_are_spread_over_gpus_by_free_memory(free):
-    free.update({"2": 1000, "5": 1000, "7": 500})
-    room = workers.Room(100)
-    assert placed(room) == {"2": 1}
-    learnt(room, free, host=50, first=200)
-    assert placed(room) == {"2": 4, "5": 4, "7": 2}  # 800 of 1000, 400 of 500, at 200 each
-    assert room.place(Counter({"2": 1})) == "5" and room.place(Counter({"2": 1, "5": 2, "7": 0})) == "2"
-
-
-def test_at_most_three_runs_share_a_gpu_unless_the_user_names_a_number(free, monkeypatch):
-    monkeypatch.setattr(machine, "cores", lambda: 16)
-    free.update({"2": 1000, "5": 1000})
-    room = learnt(workers.Room(None), free, host=10, first=10)
-    assert placed(room) == {"2": 3, "5": 3} and room.parallel == 6
-    free.update({"": 1000, "2": 1000})
-    room = learnt(workers.Room(9), free, host=10, first=10)
-    assert sum(placed(room).values()) == 9 == room.parallel
-
-
-def test_a_large_run_has_a_gpu_of_its_own_and_memory_of_the_machine_limits_all(free):
-    free.update({"2": 1000, "5": 1000, "7": 1000})
-    assert placed(learnt(workers.Room(None), free, host=100, first=700)) == {"2": 1, "5": 1, "7": 1}
-    free.update({"": 1000, "2": 1000})
-    assert placed(learnt(workers.Room(None), free, host=400, first=700)) == {"2": 1, "5": 1}
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
-def test_a_run_that_names_its_device_sees_all_gpus(device, free):
-    free.update({"2": 1000, "5": 1000})
-    assert placed(workers.Room(4), device) == {"": 1}
+@pytest.mark.parametrize(
+    ("most", "gpus", "taken", "runs"),
+    [
+        (8, {}, {"host": 300}, {"": 2}),  # 800 of 1000, at 300 each
+        (1, {}, {}, {"": 1}),
+        (100, {"2": 1000, "5": 1000, "7": 500}, {"host": 50, "first": 200}, {"2": 4, "5": 4, "7": 2}),  # 400 of 500
+        (None, {"2": 1000, "5": 1000}, {"host": 10, "first": 10}, {"2": 3, "5": 3}),  # three share a GPU
+        (9, {"2": 1000, "5": 1000}, {"host": 10, "first": 10}, {"2": 5, "5": 4}),  # unless the user names a number
+        (None, {"2": 1000, "5": 1000, "7": 1000}, {"host": 100, "first": 700}, {"2": 1, "5": 1, "7": 1}),
+        (None, {"2": 1000, "5": 1000, "7": 1000}, {"host": 400, "first": 700}, {"2": 1, "5": 1}),  # for lack of memory
+    ],
+)
+def test_as_many_run_as_fit_into_memory_of_the_machine_and_of_its_gpus(most, gpus, taken, runs, free):
+    free.update(gpus)
+    room = workers.Room(most)
+    assert placed(room) == {next(iter(gpus), ""): 1}  # the first alone
+    assert placed(learnt(room, free, **taken)) == runs
+    assert placed(workers.Room(4), "cuda:1") == {"": 1}  # what names its device sees all GPUs
 
 
 def test_a_worker_sees_its_gpu_alone(monkeypatch, tmp_path):
@@ -89,56 +75,6 @@ def test_a_worker_sees_its_gpu_alone(monkeypatch, tmp_path):
     assert seen["CUDA_VISIBLE_DEVICES"] == "5" and seen["OMP_NUM_THREADS"]
     workers.Worker(1)._start(0)
     assert seen["CUDA_VISIBLE_DEVICES"] == "2,5"
-
-
-def test_an_idle_worker_goes_on_with_its_own_gpu_only():
-    first, second = workers.Worker(1, "2"), workers.Worker(1, "5")
-    idle = [first, second]
-    assert workers._worker(idle, "5", 1) is second and idle == [first]
-    fresh = workers._worker(idle, "7", 1)
-    assert fresh.gpu == "7" and not idle
-
-
-def test_workers_wait_for_the_next_stage_if_they_are_kept(monkeypatch):
-    """Nothing is started and measured twice; outside, every stage has workers of its own, which end with it."""
-    made = []
-
-    class Fake(workers.Worker):
-        replies = 0
-
-        def __init__(self, threads, gpu=""):
-            made.append(self)
-            self.gpu, self.ends = gpu, 0
-
-        def begin(self, job, before, runs=1):
-            pass
-
-        def ended(self):
-            return 0
-
-        def end(self):
-            self.ends += 1
-
-    class FakeJob:
-        done, method, title, study = False, "m", "t", Study()
-
-        def first(self, jobs):
-            return None
-
-    FakeJob.__hash__ = object.__hash__
-    monkeypatch.setattr(workers, "Worker", Fake)
-    monkeypatch.setattr(workers, "signal", lambda *_: None)
-    monkeypatch.setattr(workers, "select", lambda *_: ([], [], []))
-    with workers.kept():
-        for _ in range(2):
-            assert workers.work([FakeJob(), FakeJob()], 1, silent) == {}
-        with workers.kept():  # a search inside an advice
-            workers.work([FakeJob()], 1, silent)
-        assert len(made) == 1 and not made[0].ends
-    assert made[0].ends == 1
-    for _ in range(2):
-        workers.work([FakeJob()], 1, silent)
-    assert [worker.ends for worker in made] == [1, 1, 1]
 
 
 def test_a_worker_ends_in_the_middle_of_a_run_when_the_benchmark_is_killed():
@@ -158,15 +94,74 @@ worker.main()
         assert process.wait(60) == 1
 
 
-def test_the_file_of_a_study_is_whole_or_absent(tmp_path, monkeypatch):
-    job = Job("m", 0, 0, Study(), tmp_path)
-    job.write()
-    before = job.file.read_bytes()
+FEW = {"east": ps.Hospital(cases=4), "west": ps.Hospital(cases=3)}
+PHANTOM = ps.Phantom(shape=(24, 24, 24), sites=FEW)
+TRAIN = ps.Train(patch=(16, 16, 16), device="cpu")
 
-    def die(self, target):
-        raise OSError("killed")
 
-    monkeypatch.setattr(Path, "replace", die)
-    with pytest.raises(RunError):
-        Job("m", 0, 0, Study(seed=1), tmp_path).write()
-    assert job.file.read_bytes() == before
+@pytest.fixture
+def files(tmp_path):
+    write([ref.open() for refs in PHANTOM.case_refs(0).values() for ref in refs], tmp_path / "scans")
+    return ps.Study(data=ps.Files(path=str(tmp_path / "scans")), train=TRAIN)
+
+
+def cases(last, chosen):
+    ready = last.cases(chosen, study.deal_cases(chosen))
+    return {(s, c.name): c for s, splits in ready.items() for k in splits for c in splits[k]}, ready
+
+
+def test_another_method_or_fold_has_the_same_cases(files):
+    last = LastRun()
+    first, _ = cases(last, files)
+    other = replace(files, split=replace(files.split, seed=5), run=ps.Plan(rounds=7))
+    again, ready = cases(last, other)
+    assert len(first) == 7 and all(again[key] is case for key, case in first.items())
+    for site, splits in study.load_cases(other, study.deal_cases(other)).items():
+        for k, listed in splits.items():
+            assert [c.name for c in listed] == [c.name for c in ready[site][k]]
+            assert all(np.array_equal(a.image, b.image) for a, b in zip(listed, ready[site][k], strict=True))
+
+
+def test_another_preparation_another_seed_or_a_changed_file_is_loaded_anew(files):
+    last = LastRun()
+    first, _ = cases(last, files)
+    other, _ = cases(last, replace(files, train=replace(TRAIN, patch=(24, 24, 24))))
+    assert not any(other[key] is case for key, case in first.items())
+    first, _ = cases(last, files)
+    ref = study.deal_cases(files)["east"]["train"][0]
+    os.utime(ref.files[0], ns=(1, 1))
+    again, _ = cases(last, files)
+    assert [key for key, case in first.items() if again[key] is not case] == [(ref.site, ref.name)]
+    drawn = ps.Study(data=PHANTOM, train=TRAIN)
+    first, _ = cases(last, drawn)
+    assert all(cases(last, drawn)[0][key] is case for key, case in first.items())
+    assert not any(cases(last, replace(drawn, seed=1))[0][key] is case for key, case in first.items())
+
+
+def as_on_a_gpu(init):
+    def build(self, module, train, expected=0, later=0):
+        init(self, module, train, expected)
+        self.gpu_steps = GpuSteps(self.module, False, "auto", expected, later)
+        self.passes = GpuPasses(self.gpu_steps, train.batch)
+
+    return build
+
+
+NETWORK = ps.Study(data=PHANTOM, train=replace(TRAIN, steps=1), model=ps.UNet(filters=(4, 4, 4)))
+
+
+def test_a_network_on_a_gpu_is_used_again_with_the_initial_parameters_of_the_next_run(monkeypatch):
+    last = LastRun()
+    assert last.network(NETWORK, {}) is not last.network(NETWORK, {})  # on a CPU it is built anew
+    monkeypatch.setattr(Network, "__init__", as_on_a_gpu(Network.__init__))
+    last = LastRun()
+    last.runs = 5
+    first = last.network(NETWORK, {"east": 4})
+    steps = study.expected_steps(NETWORK, {"east": 4})
+    assert (first.gpu_steps.expected, first.gpu_steps.later) == (steps, 4 * steps)
+    other = replace(NETWORK, seed=1, algorithm=ps.Scaffold())
+    assert last.network(other, {}) is first
+    for key, value in study.initial_params(other).items():
+        assert np.array_equal(first.start[key], value) and np.array_equal(first.leaves[key].detach(), value)
+    assert last.network(replace(NETWORK, model=ps.UNet(filters=(4, 4, 8))), {}) is not first
+    assert last.network(NETWORK, {}) is first  # a method with a network of its own does not displace the common one

@@ -1,6 +1,6 @@
 """Clusters from distances: the paper's own tables, planted blocks, and every possibility tried."""
 
-from itertools import combinations, permutations
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -17,22 +17,17 @@ from polysite.errors import ConfigError, DataError
 
 # Table 2 of Alekseenko et al., above the diagonal, row by row. All six are printed symmetric; the sums below some of
 # their columns are not those of the entries. (The asymmetric print is table 7, where FeTS is 1.70 one way, 1.75 back.)
-TABLE_2 = {
-    "FeTS EMD": [3.60, 7.87, 13.91, 1.75, 4.55, 2.98],
-    "FeTS EUC": [23, 49, 63, 30, 47, 22],
-    "prostate EMD": [1.24, 3.01, 8.54, 2.70, 11.05, 4.31],
-    "prostate EUC": [51, 83, 122, 60, 98, 59],
-    "KiTS EMD": [0.92, 1.45, 2.46, 13.86, 1.03, 2.37, 12.55, 1.15, 11.03, 4.89],
-    "KiTS EUC": [936, 1268, 2743, 1207, 844, 2211, 600, 1602, 303, 1548],
-}
-TABLE_4 = {  # which client is the outlier, and the two clusters; clients count from one
-    "FeTS EMD": (1, {1, 2}, {3, 4}),
-    "FeTS EUC": (1, {1, 2}, {3, 4}),
-    "prostate EMD": (4, {1, 2}, {3, 4}),
-    "prostate EUC": (4, {1, 2}, {3, 4}),
-    "KiTS EMD": (5, {1, 2, 3}, {4, 5}),
-    "KiTS EUC": (4, {1, 2}, {3, 4, 5}),
-}
+PAPER = {  # distances, row by row; their sums; the outlier and the two clusters, counted from one
+    "FeTS EMD": ([3.60, 7.87, 13.91, 1.75, 4.55, 2.98], [25.38, 9.90, 12.60, 21.44], 1, {1, 2}, {3, 4}),
+    "FeTS EUC": ([23, 49, 63, 30, 47, 22], [135, 100, 101, 132], 1, {1, 2}, {3, 4}),
+    "prostate EMD": ([1.24, 3.01, 8.54, 2.70, 11.05, 4.31], [12.79, 14.99, 10.02, 23.90], 4, {1, 2}, {3, 4}),
+    "prostate EUC": ([51, 83, 122, 60, 98, 59], [256, 209, 202, 279], 4, {1, 2}, {3, 4}),
+    "KiTS EMD": ([0.92, 1.45, 2.46, 13.86, 1.03, 2.37, 12.55, 1.15, 11.03, 4.89],
+                 [18.69, 16.87, 14.66, 10.87, 42.33], 5, {1, 2, 3}, {4, 5}),
+    "KiTS EUC": ([936, 1268, 2743, 1207, 844, 2211, 600, 1602, 303, 1548],
+                 [6154, 4591, 4017, 8104, 3658], 4, {1, 2}, {3, 4, 5}),
+}  # fmt: skip
+DISTANCES = {name: squareform(printed) for name, (printed, *_) in PAPER.items()}
 
 
 def blocks(sizes, near=1.0, far=10.0, seed=0):
@@ -54,48 +49,29 @@ def as_sets(clusters, names=None):
     return {frozenset(i if names is None else int(names[i]) for i in members) for members in clusters}
 
 
-@pytest.mark.parametrize("name", TABLE_2)
-def test_outliers_and_clusters_are_those_of_the_paper(name):
-    apart, (far, *clusters) = squareform(TABLE_2[name]), TABLE_4[name]
+@pytest.mark.parametrize("name", PAPER)
+def test_sums_outliers_and_clusters_are_those_of_the_paper(name):
+    apart, (_, every, far, *clusters) = DISTANCES[name], PAPER[name]
+    assert sums(apart) == pytest.approx(every, abs=0.011)
     assert outlier(apart) + 1 == far
     assert around_outlier(apart) == tuple(tuple(i - 1 for i in sorted(members)) for members in clusters)
-
-
-SUMS = {  # below Table 2, as printed; where it leaves out the distance to client 1, as the entries add up
-    "FeTS EMD": [25.38, 9.90, 12.60, 21.44],  # printed 6.30 and 4.73 for clients 2 and 3
-    "FeTS EUC": [135, 100, 101, 132],
-    "prostate EMD": [12.79, 14.99, 10.02, 23.90],  # printed 13.75 and 7.02
-    "prostate EUC": [256, 209, 202, 279],
-    "KiTS EMD": [18.69, 16.87, 14.66, 10.87, 42.33],  # printed 15.95, 13.21 and 8.40 for clients 2 to 4
-    "KiTS EUC": [6154, 4591, 4017, 8104, 3658],
-}
-
-
-@pytest.mark.parametrize("name", TABLE_2)
-def test_sums_of_distances(name):
-    assert sums(squareform(TABLE_2[name])) == pytest.approx(SUMS[name], abs=0.011)
-
-
-def test_factors_fall_with_the_sum_of_distances():
-    """At most 1, and 1 for the nearer half; of a site far from four others near to one another, about 1/4."""
-    for name in TABLE_2:
-        factors, every = graded(squareform(TABLE_2[name])), sums(squareform(TABLE_2[name]))
-        assert [f for _, f in sorted(zip(every, factors, strict=True))] == sorted(factors, reverse=True)
-        assert max(factors) == 1 and sum(f == 1 for f in factors) >= len(factors) / 2
-        assert factors[outlier(squareform(TABLE_2[name]))] == pytest.approx(np.median(every) / max(every))
-    far = blocks([4, 1], near=0.01)
-    assert graded(far)[4] == pytest.approx(1 / 4, abs=0.01)
-    assert graded(np.zeros((3, 3))) == [1, 1, 1] and graded([[0, 2], [2, 0]]) == [1, 1] and graded([[0]]) == [1]
-
-
-@pytest.mark.parametrize("name", TABLE_2)
-def test_the_printed_algorithm_leaves_two(name):
-    apart = squareform(TABLE_2[name])
+    # the printed algorithm leaves two
     first, second = around_outlier(apart, "literal")
     with_outlier, others = (first, second) if outlier(apart) in first else (second, first)
     assert len(others) == 2 and len(with_outlier) == len(apart) - 2
     assert (around_outlier(apart, "literal") == around_outlier(apart)) == (name != "KiTS EMD")
     assert around_outlier(apart, "literal") == around_outlier(apart, len(apart) - 3)
+
+
+def test_factors_fall_with_the_sum_of_distances():
+    """At most 1, and 1 for the nearer half; of a site far from four others near to one another, about 1/4."""
+    for apart in DISTANCES.values():
+        factors, every = graded(apart), sums(apart)
+        assert [f for _, f in sorted(zip(every, factors, strict=True))] == sorted(factors, reverse=True)
+        assert max(factors) == 1 and sum(f == 1 for f in factors) >= len(factors) / 2
+        assert factors[outlier(apart)] == pytest.approx(np.median(every) / max(every))
+    assert graded(blocks([4, 1], near=0.01))[4] == pytest.approx(1 / 4, abs=0.01)
+    assert graded(np.zeros((3, 3))) == [1, 1, 1] and graded([[0, 2], [2, 0]]) == [1, 1] and graded([[0]]) == [1]
 
 
 @pytest.mark.parametrize("sites", [4, 5, 6, 9])
@@ -111,31 +87,20 @@ def test_least_against_every_number_that_may_be_taken(sites, seed):
     assert around_outlier(apart) == every[best]
 
 
-def test_all_but_one_may_join_the_outlier():
-    """Among four sites no metric asks for it; but a table need not keep the triangle inequality."""
-    assert around_outlier(squareform([1.0, 1.0, 5.0, 0.5, 0.05, 1.9])) == ((0, 1, 2), (3,))  # 2.5 against 2.9
-
-
 def test_of_equals_the_first_outlier_the_nearest_first_and_the_fewest():
     same = 1 - np.eye(4)
     assert outlier(same) == 0 and around_outlier(same) == ((0, 1), (2, 3))
     assert around_outlier(1 - np.eye(5)) == ((0, 1), (2, 3, 4))  # one or two sites: 1 + 3 = 3 + 1 distances
     assert around_outlier(1 - np.eye(5), 0) == ((0,), (1, 2, 3, 4))
-    assert around_outlier(np.zeros((6, 6))) == ((0, 1), (2, 3, 4, 5))
+    # among four sites no metric asks for all but one; but a table need not keep the triangle inequality
+    assert around_outlier(squareform([1.0, 1.0, 5.0, 0.5, 0.05, 1.9])) == ((0, 1, 2), (3,))  # 2.5 against 2.9
 
 
 def test_few_sites():
-    assert around_outlier([[0]]) == around_outlier([[0]], "literal") == around_outlier([[0]], 0) == ((0,),)
-    two = [[0, 3], [3, 0]]
-    assert around_outlier(two) == around_outlier(two, "literal") == around_outlier(two, 0) == ((0,), (1,))
-    for order in permutations(range(3)):
-        three = squareform([1.0, 10.0, 9.0])[np.ix_(order, order)]
-        alone = order.index(2)
-        assert outlier(three) == alone
-        for take in ("least", "literal", 0):
-            assert as_sets(around_outlier(three, take)) == {frozenset({alone}), frozenset({0, 1, 2} - {alone})}
-        pair = {alone, order.index(1)}
-        assert as_sets(around_outlier(three, 1)) == {frozenset(pair), frozenset({0, 1, 2} - pair)}
+    for take in ("least", "literal", 0):
+        assert around_outlier([[0]], take) == ((0,),) and around_outlier([[0, 3], [3, 0]], take) == ((0,), (1,))
+        assert around_outlier(squareform([1.0, 10.0, 9.0]), take) == ((0, 1), (2,))
+    assert around_outlier(squareform([1.0, 10.0, 9.0]), 1) == ((0,), (1, 2))
 
 
 @pytest.mark.parametrize(("take", "sites"), [(4, 5), (-1, 5), (1, 2), (1, 1), ("most", 5)])
@@ -157,36 +122,6 @@ def test_the_order_of_the_sites_plays_no_part(sites, seed, random):
     assert as_sets(other, order) == as_sets(one) and same_height == pytest.approx(height)
 
 
-@pytest.mark.parametrize("sites", [1, 2, 3, 5, 8])
-def test_clusters_are_a_partition_in_order(sites):
-    for seed in range(10):
-        apart = scattered(sites, seed) if sites > 1 else np.zeros((1, 1))
-        for clusters in (around_outlier(apart), around_outlier(apart, "literal"), linked(apart)[0]):
-            assert sorted(i for members in clusters for i in members) == list(range(sites))
-            assert clusters[0][0] == 0 and list(clusters) == sorted(tuple(sorted(m)) for m in clusters)
-            assert all(type(i) is int for members in clusters for i in members)
-
-
-@pytest.mark.parametrize("sizes", [(3, 3), (2, 5), (4, 3, 2), (2, 2, 2, 2), (5, 1, 3)], ids=str)
-@pytest.mark.parametrize("seed", range(3))
-def test_planted_blocks_are_found(sizes, seed):
-    ends = np.cumsum(sizes)
-    planted = tuple(tuple(range(end - size, end)) for size, end in zip(sizes, ends, strict=True))
-    clusters, silhouette = linked(blocks(sizes, seed=seed))
-    assert clusters == planted and silhouette > 0.6
-
-
-def by_hand(apart, labels):
-    """The mean of (b - a) / max(a, b); 0 for a site that is alone."""
-    found = []
-    for i, mine in enumerate(labels):
-        own = [apart[i, j] for j in range(len(apart)) if labels[j] == mine and j != i]
-        others = [np.mean(apart[i, labels == other]) for other in set(labels) - {mine}]
-        a, b = np.mean(own) if own else 0.0, min(others)
-        found.append((b - a) / max(a, b) if own else 0.0)
-    return np.mean(found)
-
-
 @pytest.mark.parametrize("sites", [3, 4, 6, 10])
 @pytest.mark.parametrize("seed", range(5))
 def test_linked_against_scipy_and_scikit_learn(sites, seed):
@@ -195,43 +130,28 @@ def test_linked_against_scipy_and_scikit_learn(sites, seed):
     for count in range(2, sites):
         labels = fcluster(linkage(squareform(apart), "average"), count, "maxclust")
         theirs = AgglomerativeClustering(count, metric="precomputed", linkage="average").fit_predict(apart)
-        assert as_sets(groups(labels)) == as_sets(groups(theirs))
-        scores[count] = by_hand(apart, labels), as_sets(groups(labels))
-        assert scores[count][0] == pytest.approx(silhouette_samples(apart, labels, metric="precomputed").mean())
-    best = max(scores, key=lambda count: scores[count][0])
+        found, expected = (as_sets(np.flatnonzero(x == k).tolist() for k in set(x)) for x in (labels, theirs))
+        assert found == expected
+        scores[count] = silhouette_samples(apart, labels, metric="precomputed").mean(), found
+    best, partition = max(scores.values(), key=lambda score: score[0])
     clusters, silhouette = linked(apart)
-    if scores[best][0] > 1e-9:
-        assert as_sets(clusters) == scores[best][1] and silhouette == pytest.approx(scores[best][0])
+    if best > 1e-9:
+        assert as_sets(clusters) == partition and silhouette == pytest.approx(best)
     else:
         assert clusters == (tuple(range(sites)),) and silhouette == 0.0
     for most in range(2, sites):
         assert linked(apart, most)[1] == pytest.approx(max(0.0, *(scores[count][0] for count in range(2, most + 1))))
 
 
-def groups(labels):
-    return [np.flatnonzero(labels == k).tolist() for k in set(labels)]
-
-
-def test_there_may_be_a_limit_to_the_number_of_clusters():
+def test_planted_blocks_are_found_and_their_number_may_be_limited():
+    assert linked(blocks((5, 1, 3)))[0] == ((0, 1, 2, 3, 4), (5,), (6, 7, 8))
+    assert linked(np.kron(1 - np.eye(2), np.ones((2, 2)))) == (((0, 1), (2, 3)), 1.0)  # two pairs of twins
+    for alike in ([[0]], [[0, 2], [2, 0]], np.zeros((5, 5)), 0.1 - 0.1 * np.eye(6)):  # without structure: one cluster
+        assert linked(alike) == ((tuple(range(len(alike))),), 0.0)
     apart = blocks((2, 2, 2, 2))
     assert [len(linked(apart, most)[0]) for most in (1, 2, 3, 4, 99)] == [1, 2, 3, 4, 4]
-    assert linked(apart, 1) == ((tuple(range(8)),), 0.0)
     with pytest.raises(ConfigError, match="one cluster at least, got most = 0"):
         linked(apart, 0)
-
-
-@pytest.mark.parametrize(
-    "apart",
-    [[[0]], [[0, 2], [2, 0]], np.zeros((5, 5)), 0.1 - 0.1 * np.eye(6), 0.7 - 0.7 * np.eye(7)],
-    ids=["one site", "two sites", "all in one place", "six alike", "seven alike"],
-)
-def test_sites_without_structure_are_one_cluster(apart):
-    assert linked(apart) == ((tuple(range(len(apart))),), 0.0)
-
-
-def test_sites_in_the_same_place_belong_together():
-    apart = np.kron(1 - np.eye(2), np.ones((2, 2)))  # two pairs of twins
-    assert linked(apart) == (((0, 1), (2, 3)), 1.0)
 
 
 def test_the_tree_is_that_of_scipy():
@@ -265,7 +185,7 @@ def test_what_is_no_distance_is_refused(function, matrix, sentence):
 
 
 def test_a_rounding_error_is_forgiven_and_nothing_is_changed():
-    apart = squareform(TABLE_2["KiTS EUC"])
+    apart = DISTANCES["KiTS EUC"]
     assert np.array_equal(check(apart), apart)
     bent = apart.astype(float)
     bent[0, 1] += 1e-8
@@ -275,18 +195,6 @@ def test_a_rounding_error_is_forgiven_and_nothing_is_changed():
     assert linked(bent)[0] == linked(apart)[0]
 
 
-def parted(sites):
-    """Every way to part sites in two: 2^(K-1) - 1 of them, the first site always in the first group."""
-    for size in range(sites - 1):
-        for others in combinations(range(1, sites), size):
-            first = (0, *others)
-            yield first, tuple(i for i in range(sites) if i not in first)
-
-
-def across(alike, halves):
-    return max(alike[i, j] for i in halves[0] for j in halves[1])
-
-
 @settings(max_examples=80, deadline=None)
 @given(st.integers(2, 7), st.integers(0, 10**6), st.sampled_from([1, 2, 3, 8]), st.booleans())
 def test_single_linkage_parts_sites_as_well_as_any_of_all_bipartitions(sites, seed, dims, ties):
@@ -294,13 +202,18 @@ def test_single_linkage_parts_sites_as_well_as_any_of_all_bipartitions(sites, se
     updates /= np.linalg.norm(updates, axis=1, keepdims=True)
     alike = updates @ updates.T
     alike = np.round(alike, 1) if ties else alike
-    every = list(parted(sites))
+    firsts = [(0, *others) for size in range(sites - 1) for others in combinations(range(1, sites), size)]
+    every = [(first, tuple(i for i in range(sites) if i not in first)) for first in firsts]
     assert len(every) == 2 ** (sites - 1) - 1
+
+    def across(halves):
+        return max(alike[i, j] for i in halves[0] for j in halves[1])
+
     halves, largest = bipartition(alike)
-    assert halves in every and largest == across(alike, halves)
-    assert largest == pytest.approx(min(across(alike, h) for h in every), abs=1e-12)
+    assert halves in every and largest == across(halves)
+    assert largest == pytest.approx(min(map(across, every)), abs=1e-12)
     complete, at_most = bipartition(alike, "complete")
-    assert complete in every and at_most == across(alike, complete) >= largest - 1e-12
+    assert complete in every and at_most == across(complete) >= largest - 1e-12
 
 
 def test_complete_linkage_misses_the_least_similarity_across():
@@ -310,13 +223,6 @@ def test_complete_linkage_misses_the_least_similarity_across():
     single, complete = bipartition(alike), bipartition(alike, "complete")
     assert single[0] == ((0,), (1, 2, 3, 4)) and single[1] == pytest.approx(np.cos(np.radians(67)))
     assert complete[0] == ((0, 1, 2), (3, 4)) and complete[1] == pytest.approx(np.cos(np.radians(31)))
-    rng, worse = np.random.default_rng(0), 0
-    for _ in range(300):
-        updates = rng.normal(size=(6, 3))
-        updates /= np.linalg.norm(updates, axis=1, keepdims=True)
-        alike = updates @ updates.T
-        worse += bipartition(alike, "complete")[1] > bipartition(alike)[1] + 1e-12
-    assert 100 < worse < 160
 
 
 @pytest.mark.parametrize(

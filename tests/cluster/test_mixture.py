@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_rand_score
@@ -16,14 +14,19 @@ from polysite.cluster import quantiles
 from polysite.cluster.mixture import Mixture, Settings, agreement, agreement_of, rand_index, scaled
 from polysite.cluster.pooled_mixture import pooled as pooled_fit
 from polysite.cluster.variability import variability
-from polysite.engines import checkpoint
 from polysite.errors import ConfigError, DataError
 from polysite.payload import Payload, decode, encode
+from table import same
 
 
 def pooled(vectors, settings=Settings()):
     """The mixture of the pooled fit."""
     return fed.mixture_of(pooled_fit(vectors, settings))
+
+
+def federated(vectors, settings):
+    """The mixture of the federated fit of two sites."""
+    return fed.federated({"a": vectors[::2], "b": vectors[1::2]}, settings).mixture
 
 
 SIZES = (240, 160, 100, 70, 50, 40)
@@ -62,38 +65,15 @@ def until(stage, sites, given_settings):
     return state
 
 
-def equal(one, other):
-    """Bit for bit."""
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
-    if isinstance(one, fed.State | Mixture):
-        names = one.__dataclass_fields__
-        return type(one) is type(other) and all(equal(getattr(one, n), getattr(other, n)) for n in names)
-    return one == other
-
-
-def of_scikit_learn(mixture):
-    """The same parameters in scikit-learn's own objects."""
+@pytest.mark.parametrize("fit", [pooled, federated])
+def test_cases_are_assigned_as_scikit_learn_assigns_them(fit):
+    x, *_ = planted(1, apart=5.0)
+    mixture, (strangers, *_) = fit(x, Settings(components=7)), planted(2, apart=5.0)
     pca = PCA(len(mixture.axes))
     pca.mean_, pca.components_, pca.whiten = mixture.centre, mixture.axes, False
     gaussians = GaussianMixture(len(mixture.weights), covariance_type="tied")
     gaussians.weights_, gaussians.means_, gaussians.covariances_ = mixture.weights, mixture.means, mixture.covariance
     gaussians.precisions_cholesky_ = np.linalg.inv(np.linalg.cholesky(mixture.covariance)).T
-    return pca, gaussians
-
-
-# The mixture.
-
-
-@pytest.mark.parametrize(
-    "fit", [pooled, lambda x, s: fed.federated({"all": x}, s).mixture], ids=["pooled", "federated"]
-)
-def test_cases_are_assigned_as_scikit_learn_assigns_them(fit):
-    x, *_ = planted(1, apart=5.0)
-    mixture, (strangers, *_) = fit(x, Settings(components=7)), planted(2, apart=5.0)
-    pca, gaussians = of_scikit_learn(mixture)
     points = pca.transform(scaled(strangers, mixture.low, mixture.high))
     assert np.allclose(mixture.transform(strangers), points, rtol=0, atol=1e-12)
     assert np.array_equal(mixture.assign(strangers), gaussians.predict(points))
@@ -120,7 +100,7 @@ def test_a_mixture_travels_as_plain_arrays():
     mixture = pooled(x, Settings(components=2))
     arrays = mixture.arrays()
     assert all(a.dtype == np.float64 and a.ndim <= 2 for a in arrays.values())
-    assert equal(Mixture.of(decode(encode(Payload(mixture=arrays)))["mixture"]), mixture)
+    assert same(Mixture.of(decode(encode(Payload(mixture=arrays)))["mixture"]), mixture)
     for broken, sentence in [
         ({k: v for k, v in arrays.items() if k != "low"}, "made of axes, .*low.*; these are"),
         ({**arrays, "low": arrays["low"][1:]}, "do not fit together"),
@@ -130,28 +110,22 @@ def test_a_mixture_travels_as_plain_arrays():
             Mixture.of(broken)
 
 
-def test_features_that_are_constant_or_only_round_play_no_part():
+@pytest.mark.parametrize("fit", [pooled, federated])
+def test_features_that_are_constant_or_only_round_play_no_part(fit):
     x, *_ = planted(5, (180, 120), 8)
-    noise = 1e-12 * np.random.default_rng(0).normal(size=300)
-    flat = np.stack([np.full(300, 7.0), np.zeros(300), 1 + noise, np.eye(300)[0] * 1e6], 1)
-    for fit in (pooled, lambda v, s: fed.federated({"a": v[::2], "b": v[1::2]}, s).mixture):
-        plain, wider = (fit(v, Settings(components=2)) for v in (x, np.hstack([x, flat])))
-        assert np.array_equal(wider.low[-4:], wider.high[-4:]) and not wider.centre[-4:].any()
-        assert np.array_equal(wider.assign(np.hstack([x, flat + 5])), plain.assign(x))
-
-
-def test_dimensions_are_no_more_than_cases_differ_in():
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(60, 3)) @ rng.normal(size=(3, 9))
-    x /= 100 * abs(x).max()  # not clipped at the middle: collinear after scaling, too
-    wide = Settings(components=2, percentiles=(0, 100))
-    assert pooled(x, wide).axes.shape == (3, 9)
-    assert fed.federated({"a": x}, wide).mixture.axes.shape == (3, 9)
-    assert pooled(rng.normal(size=(8, 20)), Settings(components=2)).axes.shape[0] == 7
+    flat = np.stack([np.full(300, 7.0), np.zeros(300), 1 + 1e-12 * rng.normal(size=300), np.eye(300)[0] * 1e6], 1)
+    plain, wider = (fit(v, Settings(components=2)) for v in (x, np.hstack([x, flat])))
+    assert np.array_equal(wider.low[-4:], wider.high[-4:]) and not wider.centre[-4:].any()
+    assert np.array_equal(wider.assign(np.hstack([x, flat + 5])), plain.assign(x))
+    collinear = rng.normal(size=(60, 3)) @ rng.normal(size=(3, 9))  # no more dimensions than cases differ in
+    collinear /= 100 * abs(collinear).max()  # not clipped at the middle
+    assert fit(collinear, Settings(components=2, percentiles=(0, 100))).axes.shape == (3, 9)
 
 
 X = np.random.default_rng(0).normal(size=(12, 3))
 HOLE = np.where(np.arange(36).reshape(12, 3) == 4, np.nan, X)
+PAIR, FLAT = Settings(components=2), np.ones((12, 3))
 
 
 @pytest.mark.parametrize(
@@ -159,18 +133,15 @@ HOLE = np.where(np.arange(36).reshape(12, 3) == 4, np.nan, X)
     [
         (lambda: pooled(X, Settings(components=13)), "12 cases cannot be 13 clusters; have more cases"),
         (lambda: pooled(X, Settings(components=(2, 20))), "12 cases cannot be 20 clusters"),
-        (lambda: fed.federated({"a": X[:6], "b": X[6:]}, Settings(components=13)), "12 cases cannot be 13 clusters"),
-        (lambda: pooled(HOLE, Settings(components=2)), "^1 of 12 cases have a feature that is not a finite number"),
+        (lambda: federated(X, Settings(components=13)), "12 cases cannot be 13 clusters"),
+        (lambda: pooled(HOLE, PAIR), "^1 of 12 cases have a feature that is not a finite number"),
         (lambda: fed.answer(fed.ask(fed.begin()), HOLE), "^1 of 12 cases have a feature that is not a finite number"),
         (lambda: pooled(X[0]), r"a row for each case; this is of shape \(3,\)"),
         (lambda: pooled([["a"]]), "a table of numbers"),
-        (lambda: pooled(np.ones((12, 3)), Settings(components=2)), "no feature differs"),
-        (lambda: fed.federated({"a": np.ones((12, 3))}, Settings(components=2)), "no feature differs"),
-        (lambda: pooled(X, Settings(components=2)).assign(X[:, 1:]), "2 features, and the clusters are made of 3"),
-        (
-            lambda: fed.federated({"a": X[:4], "b": X[:2]}, Settings(components=2, fewest=5)),
-            "none of 2 sites has 5 cases",
-        ),
+        (lambda: pooled(FLAT, PAIR), "no feature differs"),
+        (lambda: federated(FLAT, PAIR), "no feature differs"),
+        (lambda: pooled(X, PAIR).assign(X[:, 1:]), "2 features, and the clusters are made of 3"),
+        (lambda: federated(X[:6], Settings(components=2, fewest=5)), "none of 2 sites has 5 cases"),
     ],
 )
 def test_what_cannot_be_clustered_is_refused(use, sentence):
@@ -187,8 +158,6 @@ def test_settings_that_mean_nothing_are_refused(name, wrong):
     with pytest.raises(ConfigError, match=name):
         Settings(**{name: wrong})
 
-
-# Percentiles by counting.
 
 _rng = np.random.default_rng(7)
 LAWS = {
@@ -227,13 +196,9 @@ def test_a_bracket_that_lost_its_number_finds_it_again(first):
     for part in (some, some, x, x, x, x, x, x):  # not all sites answer at first
         low, high, found = quantiles.narrowed(low, high, quantiles.counts(part, low, high), len(part), wanted)
     assert abs(found - np.percentile(x, wanted, axis=0)).max() < 1e-4
-
-
-def test_the_first_bracket_holds_percentiles_even_where_the_variance_is_lost_to_rounding():
-    for far in (1e6, 1e8, 1e9, 1e12):
-        x = far + LAWS["normal"][:, None]
-        low, high = quantiles.brackets(len(x), x.sum(0), np.square(x).sum(0), (2.0, 98.0))
-        assert (low < np.percentile(x, 2)).all() and (high > np.percentile(x, 98)).all()
+    far = 1e12 + x  # the first bracket holds percentiles even where the variance is lost to rounding
+    low, high = quantiles.brackets(len(x), far.sum(0), np.square(far).sum(0), wanted)
+    assert (low < np.percentile(far, 2)).all() and (high > np.percentile(far, 98)).all()
 
 
 def test_nothing_is_counted_more_finely_than_asked_for():
@@ -248,35 +213,27 @@ def test_nothing_is_counted_more_finely_than_asked_for():
         assert ((brackets["high"] - brackets["low"])[:, spread > 0] > 0.9 * quantiles.FINE * spread[spread > 0]).all()
 
 
-# The federated fit.
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_federated_is_pooled_on_planted_clusters(seed):
-    x, truth, sites = planted(seed)
-    state = fed.federated(sites, Settings(components=6))
-    reference = pooled(x, Settings(components=6))
+def test_federated_is_pooled_on_planted_clusters():
+    """A small site is not heard, but served."""
+    x, truth, sites = planted(0)
+    state, reference = fed.federated(sites, Settings(components=6)), pooled(x, Settings(components=6))
     told = agreement(state.mixture, reference, x)
     assert told["rand"] >= 0.99 and adjusted_rand_score(truth, state.mixture.assign(x)) >= 0.99
-    assert 0 < told["percentiles"] < 1e-4
+    assert 0 < told["percentiles"] < 1e-4 and state.exchanges <= 30
     assert told["explained"] == pytest.approx(told["other_explained"], abs=1e-4) and told["explained"] > 0.9
-    assert state.exchanges <= 30
     assert agreement(reference, reference, x)["rand"] == 1 and agreement(reference, reference, x)["percentiles"] == 0
     flat = replace(reference, high=np.where(np.arange(93) == 9, reference.low, reference.high))
     assert agreement(flat, reference, x)["percentiles"] == agreement(reference, flat, x)["percentiles"] == 1
-
-
-def test_principal_components_are_those_of_scikit_learn():
-    x, _, sites = planted(1)
-    known = until("groups", sites, Settings()).known
-    pca = PCA(30, svd_solver="full").fit(scaled(x, known["low"], known["high"]))
-    assert np.allclose(known["centre"], pca.mean_, rtol=0, atol=1e-12)
-    assert np.allclose(known["axes"], pca.components_, rtol=0, atol=1e-6)
+    small = sites["site 0"][:4] * 1.5
+    one, other = (fed.federated(s, Settings(components=6, fewest=5)) for s in (sites, {**sites, "small": small}))
+    assert same(one, other) and other.mixture.assign(small).shape == (4,)
 
 
 def test_an_exchange_is_an_iteration_of_scikit_learn():
+    """Of every restart, which differ, as seeds do; it ends after the iterations or by the tolerance."""
     x, _, sites = planted(2, apart=5.0)
-    before = until("mixtures", sites, Settings(components=(4, 7), restarts=2, fewest=0))
+    chosen = Settings(components=(4, 7), restarts=2, fewest=0)
+    before, again, other = (until("mixtures", sites, replace(chosen, seed=seed)) for seed in (0, 0, 9))
     after, known = exchanged(before, sites), before.known
     points = (scaled(x, known["low"], known["high"]) - known["centre"]) @ known["axes"].T
     assert known["sizes"].tolist() == [4, 4, 7, 7]
@@ -289,26 +246,15 @@ def test_an_exchange_is_an_iteration_of_scikit_learn():
         for mine, theirs in zip(found, (one.weights_, one.means_, one.covariances_), strict=True):
             assert np.allclose(mine, theirs, rtol=0, atol=1e-9)
         assert likelihood == pytest.approx(one.lower_bound_, rel=1e-9)
-
-
-def test_when_a_fit_ends():
-    _, _, sites = planted(2, apart=5.0)
-    lengths = {}
-    ends = [("iterations", 1), ("iterations", 4), ("tolerance", 1.0), ("tolerance", 1e-2), ("tolerance", 1e-4)]
-    for name, value in ends:
-        start = until("mixtures", sites, Settings(**{name: value}))
-        end = fed.federated(sites, start.settings)
-        lengths[name, value] = end.exchanges - start.exchanges - 1  # the last compares restarts
-        assert (end.converged > 0).any() or name == "iterations"
-    assert lengths["iterations", 1] == 1 and lengths["iterations", 4] == 4
-    assert lengths["tolerance", 1.0] < lengths["tolerance", 1e-2] < lengths["tolerance", 1e-4]
-
-
-def test_restarts_differ_and_so_do_seeds():
-    _, _, sites = planted(2, apart=5.0)
-    one, same, other = (until("mixtures", sites, Settings(seed=seed)).known["means"] for seed in (0, 0, 9))
-    assert np.array_equal(one, same) and not np.array_equal(one, other)
-    assert len({restart.tobytes() for restart in np.split(one, 5)}) > 1
+    assert same(again, before) and not np.array_equal(known["means"], other.known["means"])
+    assert not np.array_equal(known["means"][:4], known["means"][4:8])
+    lengths = []
+    for end in ({"iterations": 1}, {"iterations": 4}, {"tolerance": 1.0}, {"tolerance": 1e-2}, {"tolerance": 1e-4}):
+        begun = until("mixtures", sites, Settings(**end))
+        done = fed.federated(sites, begun.settings)
+        lengths.append(done.exchanges - begun.exchanges - 1)  # the last compares restarts
+        assert "iterations" in end or (done.converged > 0).any()
+    assert lengths[:2] == [1, 4] and lengths[2] < lengths[3] < lengths[4]
 
 
 @pytest.mark.parametrize("fewest", [0, 5])
@@ -326,13 +272,6 @@ def test_the_planted_number_has_the_least_bic(fewest):
     assert adjusted_rand_score(truth, state.mixture.assign(x)) >= 0.99
 
 
-# What leaves a site.
-
-
-def rows(array):
-    return {row.tobytes() for row in np.ascontiguousarray(np.atleast_2d(array) + 0.0)}
-
-
 def gone(vectors, given_settings, sites):
     """Every answer of one site: by stage, with what it was asked."""
     state = fed.begin(given_settings)
@@ -345,6 +284,10 @@ def gone(vectors, given_settings, sites):
 @pytest.mark.parametrize(("fewest", "safe"), [(5, True), (0, False)])
 def test_no_case_leaves_its_site(fewest, safe):
     """Nor a case scaled or projected; without a fewest, a component with a single case would tell it."""
+
+    def rows(array):
+        return {row.tobytes() for row in np.ascontiguousarray(np.atleast_2d(array) + 0.0)}
+
     _, _, sites = planted(5, apart=6.0)
     mine = next(v for v in sites.values() if 20 < len(v) < 120)
     left = False
@@ -356,8 +299,7 @@ def test_no_case_leaves_its_site(fewest, safe):
             if stage != "products":
                 points = (table - asked["centre"]) @ asked["axes"].T
                 private |= rows(points)
-                single = {tuple(r) for r in np.round(points, 9).tolist()}
-                left |= any(tuple(r) in single for r in np.round(said["sums"], 9).tolist())
+                left |= bool(rows(np.round(points, 9)) & rows(np.round(said["sums"], 9)))
         assert not any(rows(array) & private for array in said.values()) or not safe
     assert left is not safe
 
@@ -365,13 +307,10 @@ def test_no_case_leaves_its_site(fewest, safe):
 def test_answers_have_the_same_form_whatever_the_number_of_cases():
     _, _, sites = planted(5, sizes=(60, 60, 60), features=12)
     small, large = sites["site 0"][:7], np.concatenate(list(sites.values()))
-    for asked, one, other in (
-        (asked, one, fed.answer(asked, large)) for _, asked, one in gone(small, Settings(components=3, fewest=5), sites)
-    ):
-        assert {k: v.shape for k, v in one.items()} == {k: v.shape for k, v in other.items()}
-        for array in (*one.values(), *asked.values()):
-            assert array.dtype == np.float64 and array.ndim <= 2
-        assert equal(decode(encode(Payload(x=one)))["x"] | {}, one)
+    for _, asked, one in gone(small, Settings(components=3, fewest=5), sites):
+        assert {k: v.shape for k, v in one.items()} == {k: v.shape for k, v in fed.answer(asked, large).items()}
+        assert all(array.dtype == np.float64 and array.ndim <= 2 for array in (*one.values(), *asked.values()))
+        assert same(decode(encode(Payload(x=one)))["x"] | {}, one)
         assert fed.answer(asked, small[:4]) == {}  # fewer than five say nothing, whatever they are asked
 
 
@@ -383,76 +322,31 @@ def test_the_sum_of_all_answers_is_all_that_the_server_needs():
         said = [a for name in sorted(sites) if (a := fed.answer(asked, sites[name]))]
         secure = {"sum": {name: np.sum([a[name] for a in said], axis=0) for name in said[0]}}
         before, state = state, fed.learn(state, secure)
-        assert equal(exchanged(before, sites), state)
-
-
-def test_a_small_site_is_not_heard_but_served():
-    _, _, sites = planted(0)
-    with_small = {**sites, "small": sites["site 0"][:4] * 1.5}
-    one, other = (fed.federated(s, Settings(components=6, fewest=5)) for s in (sites, with_small))
-    assert equal(one, other) and other.mixture.assign(with_small["small"]).shape == (4,)
-
-
-# Who is there.
+        assert same(exchanged(before, sites), state)
 
 
 def test_an_exchange_without_a_site_is_one_of_the_others():
+    """If nobody answers, all are asked again."""
     x, truth, sites = planted(1)
     state, rng, names = fed.begin(Settings(components=6, iterations=15)), np.random.default_rng(0), sorted(sites)
-    for _ in range(60):
-        if fed.done(state) is not None:
-            break
+    while fed.done(state) is None:
         absent = names[rng.integers(len(names))] if rng.random() < 0.3 else None
-        asked = fed.ask(state)
-        before = state
-        state = fed.learn(state, {n: fed.answer(asked, v) for n, v in sites.items() if n != absent})
-        others = {n: fed.answer(asked, v) if n != absent else {} for n, v in sites.items()}
-        assert equal(fed.learn(before, others), state)
+        asked, before = fed.ask(state), state
+        said = {n: fed.answer(asked, v) for n, v in sites.items() if n != absent}
+        state = fed.learn(before, said)
+        assert same(fed.learn(before, {**{key: {} for key in names}, **said}), state)
+        nobody = fed.learn(before, {})
+        assert nobody.exchanges == before.exchanges + 1 and same(replace(nobody, exchanges=before.exchanges), before)
     assert adjusted_rand_score(truth, fed.done(state).assign(x)) >= 0.95
     assert fed.learn(state, {}) is state
 
 
-def test_if_nobody_answers_all_are_asked_again():
-    _, _, sites = planted(1, (30, 20), 8)
-    state = fed.begin(Settings(components=2))
-    while fed.done(state) is None:
-        later = fed.learn(state, {})
-        assert later.exchanges == state.exchanges + 1 and equal(fed.ask(later), fed.ask(state))
-        assert equal(replace(later, exchanges=state.exchanges), state)
-        state = exchanged(state, sites)
-
-
-@settings(max_examples=4, deadline=None)
-@given(st.integers(0, 50), st.permutations(range(4)))
-def test_the_order_of_the_sites_plays_no_part(seed, order):
-    _, _, sites = planted(seed, (40, 30, 20), 8, apart=6.0, sites=4)
-    sites = {name: found for name, found in sites.items() if len(found)}
-    names = sorted(sites)
-    shuffled = {names[i]: sites[names[i]] for i in order if i < len(names)}
-    assert equal(*(fed.federated(s, Settings(components=(2, 3), restarts=2)) for s in (sites, shuffled)))
-
-
-def test_the_state_survives_its_disk_codec(tmp_path):
-    _, _, sites = planted(2, (60, 40, 30), 10)
-    state = fed.begin(Settings(components=range(2, 5)))
-    stages = set()
-    for number in range(100):
-        checkpoint.save(tmp_path / f"{number}", state)
-        again = checkpoint.load(tmp_path / f"{number}")
-        assert equal(again, state) and again.settings == state.settings
-        stages.add(state.stage)
-        if fed.done(state) is not None:
-            break
-        state = exchanged(again, sites)
-    assert stages == set(fed.STAGES) and fed.done(state) is not None
-
-
 def test_components_without_a_case_do_no_harm():
     x = np.repeat(np.random.default_rng(0).normal(size=(3, 6)), 20, axis=0)  # three places, twenty cases in each
-    state = fed.federated({"a": x[:31], "b": x[31:]}, Settings(components=8, percentiles=(0, 100)))
-    assert state.mixture.weights.sum() == pytest.approx(1) and (state.mixture.weights < 1e-9).sum() == 5
-    assert adjusted_rand_score(np.repeat(range(3), 20), state.mixture.assign(x)) == 1
-    assert np.isfinite(state.mixture.probabilities(x)).all()
+    mixture = federated(x, Settings(components=8, percentiles=(0, 100)))
+    assert mixture.weights.sum() == pytest.approx(1) and (mixture.weights < 1e-9).sum() == 5
+    assert adjusted_rand_score(np.repeat(range(3), 20), mixture.assign(x)) == 1
+    assert np.isfinite(mixture.probabilities(x)).all()
     begun = until("mixtures", {"a": x}, Settings(components=3, restarts=1))
     lost = {**begun.known, "means": begun.known["means"] + np.array([[0.0], [0.0], [1e3]])}
     after = exchanged(replace(begun, known=lost), {"a": x}).known
@@ -509,9 +403,8 @@ def test_means_are_drawn_by_their_cases_and_far_from_each_other():
     assert len(fed._drawn(6, means, counts, np.random.default_rng(0))) == 6
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_adjusted_rand_index_is_that_of_scikit_learn(seed):
-    rng = np.random.default_rng(seed)
+def test_the_adjusted_rand_index_is_that_of_scikit_learn():
+    rng = np.random.default_rng(0)
     one, other = rng.integers(4, size=50), rng.integers(3, size=50)
     other = np.where(rng.random(50) < 0.6, one % 3, other)
     assert agreement_of(one, other) == pytest.approx(adjusted_rand_score(one, other), abs=1e-12)
@@ -520,49 +413,32 @@ def test_the_adjusted_rand_index_is_that_of_scikit_learn(seed):
 
 @pytest.mark.parametrize("apart", [5.0, 8.0])
 def test_federated_is_pooled_where_clusters_overlap_and_as_likely_as_those_of_scikit_learn(apart):
-    """The starts are shared, so both take the same way, also to one of many optima; k-means++ of cases ends elsewhere.
-
-    0.3 is what scikit-learn's own likelihood differs by between seeds on such cases."""
+    """The starts are shared, so both take the same way; 0.3 is what scikit-learn's seeds differ by on such cases."""
     gaps = []
     for seed in range(3):
         x, _, sites = planted(seed, (120, 80, 50, 30), apart=apart)
         chosen = Settings(components=5, seed=seed, dimensions=12)
-        found, whole = fed.federated(sites, chosen), pooled_fit(x, chosen)
+        found, whole, other = (
+            fed.federated(sites, chosen),
+            pooled_fit(x, chosen),
+            pooled(x, replace(chosen, starts="kmeans")),
+        )
         assert agreement_of(found.mixture.assign(x), whole.mixture.assign(x)) >= 0.98
         assert found.bic[0][1] == pytest.approx(whole.bic[0][1], rel=0.01)
         assert found.kept == pytest.approx(whole.kept, abs=1e-4) and 0.5 < found.kept < 1
         assert found.agreement == pytest.approx(whole.agreement, abs=0.1)
-        other = pooled_fit(x, replace(chosen, starts="kmeans"))
-        gaps.append((found.mixture.likelihood(x) - other.mixture.likelihood(x)) / len(x))
+        gaps.append((found.mixture.likelihood(x) - other.likelihood(x)) / len(x))
     assert np.mean(gaps) > -0.3 and min(gaps) > -1
 
 
-def test_restarts_agree_on_clear_clusters_and_disagree_where_there_are_none():
-    _, _, sites = planted(0, (60, 60, 60), 20)
-    clear = fed.federated(sites, Settings(components=3, restarts=10))
-    assert clear.agreement > 0.95
-    noise = np.random.default_rng(0).normal(size=(90, 20))
-    vague = fed.federated({"a": noise[:40], "b": noise[40:]}, Settings(components=6, dimensions=5, restarts=10))
-    assert vague.agreement < 0.7
-    assert pooled_fit(noise, Settings(components=6, dimensions=5, restarts=10, starts="kmeans")).agreement < 0.9
-    assert pooled_fit(noise, Settings(components=1)).agreement == 1  # nothing to disagree about
-
-
-def test_withheld_sums_change_the_clusters():
-    """Two kinds of cases at eight sites, three of each: no site has five of either, so no cluster is found."""
-    rng = np.random.default_rng(0)
-    kind = np.tile([0, 1], 24)
-    x = 6.0 * kind[:, None] + rng.normal(size=(48, 6))
-    sites = {f"s{k}": x[6 * k : 6 * k + 6] for k in range(8)}
-    free, bound = (fed.federated(sites, Settings(components=2, dimensions=4, fewest=n)).mixture for n in (0, 5))
-    assert adjusted_rand_score(kind, free.assign(x)) == 1
-    assert adjusted_rand_score(kind, bound.assign(x)) < 0.2
-
-
 def test_how_much_a_clustering_varies():
-    x, *_ = planted(0, (60, 60, 60), 20)
-    clear = variability(x, Settings(components=3), 3)
-    noise = np.random.default_rng(0).normal(size=(60, 10))
-    vague = variability(noise, Settings(components=5, dimensions=5), 3)
+    """Also from restart to restart, where there are no clusters."""
+    x, _, sites = planted(0, (60, 60, 60), 20)
+    noise, many = np.random.default_rng(0).normal(size=(90, 20)), Settings(components=6, dimensions=5, restarts=10)
+    clear, vague = variability(x, Settings(components=3), 3), variability(noise[:60, :10], many, 3)
     assert len(clear.seeds) == len(clear.bootstraps) == 3
     assert min(clear.seeds + clear.bootstraps) > 0.9 > np.mean(vague.bootstraps)
+    assert fed.federated(sites, Settings(components=3, restarts=10)).agreement > 0.95
+    assert fed.federated({"a": noise[:40], "b": noise[40:]}, many).agreement < 0.7
+    assert pooled_fit(noise, replace(many, starts="kmeans")).agreement < 0.9
+    assert pooled_fit(noise, Settings(components=1)).agreement == 1  # nothing to disagree about

@@ -1,5 +1,7 @@
 """Clusters of cases under differential privacy: what one patient changes, and what the fit finds."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
@@ -17,11 +19,6 @@ NAMES = ("size", "colour", "unused")
 TWO = NoisyClusters(epsilon=10.0, features={"size": (0.0, 10.0), "colour": (-1.0, 1.0)})
 
 
-def cases(rng, count, place):
-    """Cases around a place in size and colour; the third feature is large and does not count."""
-    return np.column_stack([rng.normal(place, [0.8, 0.1], (count, 2)), rng.normal(0, 1e6, count)])
-
-
 def flat(sums):
     return np.concatenate([sums[k].ravel() for k in sorted(sums)])
 
@@ -30,19 +27,15 @@ def flat(sums):
 @pytest.mark.parametrize("last", [False, True])
 def test_one_patient_changes_the_sums_by_at_most_one(seed, last):
     rng = np.random.default_rng(seed)
-    state = begin(TWO, 3, NAMES, seed)
-    asked = {**ask(state), "noisy_last": np.array([float(last)])}
+    asked = {**ask(begin(TWO, 3, NAMES, seed)), "noisy_last": np.array([float(last)])}
     rows = rng.normal(0, 10.0 ** rng.integers(-1, 5), (8, 3))
     rows[rng.integers(8), rng.integers(3)] = rng.choice([1e300, -1e300])
     patients = np.array(["a", "a", "b", "c", "d", "d", "d", "e"])
     kept = patients != rng.choice(patients)
-    whole, rest = (answer(asked, rows[k], patients[k]) for k in (np.full(8, True), kept))
-    assert np.linalg.norm(flat(whole) - flat(rest)) <= 1 + 1e-12
-
-
-def test_the_limit_of_one_is_reached():
-    asked = {**ask(begin(TWO, 2, NAMES, 0)), "noisy_last": np.ones(1)}
-    assert np.linalg.norm(flat(answer(asked, np.array([[99.0, 99.0, 0.0]]), ["a"]))) == pytest.approx(1)
+    whole, rest = (flat(answer(asked, rows[k], patients[k])) for k in (np.full(8, True), kept))
+    assert np.linalg.norm(whole - rest) <= 1 + 1e-12
+    reached = answer({**ask(begin(TWO, 2, NAMES, 0)), "noisy_last": np.ones(1)}, np.array([[99.0, 99.0, 0.0]]), ["a"])
+    assert np.linalg.norm(flat(reached)) == pytest.approx(1)
 
 
 def fitted(settings, sites, seed=0, noise=None, sharers=1):
@@ -60,9 +53,10 @@ def fitted(settings, sites, seed=0, noise=None, sharers=1):
 
 
 def planted(count, seed=0):
-    rng = np.random.default_rng(seed)
-    kinds = np.repeat([0, 1], count)
-    rows = np.concatenate([cases(rng, count, (3, -0.4)), cases(rng, count, (7, 0.4))])
+    """Two kinds of cases by size and colour; the third feature is large and does not count."""
+    rng, kinds = np.random.default_rng(seed), np.repeat([0, 1], count)
+    places = np.array([(3, -0.4), (7, 0.4)])[kinds]
+    rows = np.column_stack([rng.normal(places, [0.8, 0.1]), rng.normal(0, 1e6, 2 * count)])
     order = rng.permutation(len(rows))
     return rows[order], kinds[order]
 
@@ -95,46 +89,36 @@ def test_all_exchanges_together_cost_epsilon():
 
 
 def test_sites_share_the_noise_of_a_secure_sum_alone():
-    class Site:
-        def noise_rng(self):
-            return np.random.default_rng(0)
-
-    made = Cfft(
-        components=(2,), together=True, noisy=NoisyClusters(epsilon=1.0, features={"glcm_Contrast": (0.0, 9.0)})
-    )
+    site = SimpleNamespace(noise_rng=lambda: np.random.default_rng(0))
+    bounded = NoisyClusters(epsilon=1.0, features={"glcm_Contrast": (0.0, 9.0)})
+    made = Cfft(components=(2,), together=True, noisy=bounded)
     asked = Payload(sums={"noisy_means": np.zeros((2, 2))})
     session = Session(bytes(16), "a", 4, mask_keys=dict.fromkeys("abcde", b""))
-    assert [s.sharers for s in noise_steps(made, Private("patient"), Site(), asked, session)] == [3]
-    assert [s.sharers for s in noise_steps(made, Private("patient"), Site(), asked)] == [1]
-    assert noise_steps(made, Private("patient"), Site(), Payload(mixture={"weights": np.ones(2)})) == ()
+    assert [s.sharers for s in noise_steps(made, Private("patient"), site, asked, session)] == [3]
+    assert [s.sharers for s in noise_steps(made, Private("patient"), site, asked)] == [1]
+    assert noise_steps(made, Private("patient"), site, Payload(mixture={"weights": np.ones(2)})) == ()
+
+
+THEN = "[[then]]\nalgorithm.name = 'cfft'\nrun.rounds = 99\n"
+NOISY = "algorithm.together = true\nalgorithm.noisy = { epsilon = 1.0, features = { glcm_Contrast = [0.0, 9.0] } }\n"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("use", "sentence"),
     [
-        ({"epsilon": 1.0}, "must name the features"),
-        ({"epsilon": -1.0}, "at least 0"),
-        ({"features": {"size": (1.0, 1.0)}}, "size = .* must be a range"),
-        ({"exchanges": 1}, "two exchanges"),
+        (lambda: NoisyClusters(epsilon=1.0), "must name the features"),
+        (lambda: NoisyClusters(epsilon=-1.0), "at least 0"),
+        (lambda: NoisyClusters(features={"size": (1.0, 1.0)}), "size = .* must be a range"),
+        (lambda: NoisyClusters(exchanges=1), "two exchanges"),
+        (lambda: begin(NoisyClusters(features={"age": (0.0, 1.0)}), 2, NAMES, 0), "'age' is no radiomic feature"),
+        (lambda: Cfft(noisy=TWO), r"noisy\.epsilon needs together = true"),
+        (lambda: Cfft(noisy=TWO, together=True, least=5), "least = 1"),
+        (lambda: parse(THEN + NOISY), r"its training has none: set train\.private\.unit = 'patient'"),
+        (lambda: parse("train.private.unit = 'patient'\n" + THEN), "cfft sends more of its patients"),
     ],
 )
-def test_settings_that_bound_nothing_are_refused(wrong, sentence):
+def test_what_bounds_nothing_or_has_no_noise_beside_it_is_refused(use, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        NoisyClusters(**wrong)
-
-
-def test_what_has_no_noise_beside_it_is_refused():
-    with pytest.raises(ConfigError, match="'age' is no radiomic feature"):
-        begin(NoisyClusters(epsilon=1.0, features={"age": (0.0, 1.0)}), 2, NAMES, 0)
-    with pytest.raises(ConfigError, match=r"noisy\.epsilon needs together = true"):
-        Cfft(noisy=TWO)
-    with pytest.raises(ConfigError, match="least = 1"):
-        Cfft(noisy=TWO, together=True, least=5)
-    text = "[[then]]\nalgorithm.name = 'cfft'\nalgorithm.together = true\nrun.rounds = 99\n"
-    text += "algorithm.noisy.epsilon = 1.0\nalgorithm.noisy.features = { glcm_Contrast = [0.0, 9.0] }\n"
-    with pytest.raises(ConfigError, match=r"its training has none: set train\.private\.unit = 'patient'"):
-        parse(text)
-    with pytest.raises(ConfigError, match="cfft sends more of its patients"):
-        parse("train.private.unit = 'patient'\n[[then]]\nalgorithm.name = 'cfft'\nrun.rounds = 99\n")
+        use()
     with pytest.raises(DataError, match="other sums than it was asked for"):
         learn(begin(TWO, 2, NAMES, 0), [{"counts": np.zeros(3), "sums": np.zeros((3, 2))}])

@@ -1,10 +1,8 @@
 """Image files: what they hold, and what damage they survive."""
 
 import gzip
-import subprocess
-import sys
+import tracemalloc
 import zlib
-from pathlib import Path
 
 import nibabel
 import numpy as np
@@ -19,11 +17,8 @@ from polysite.errors import DataError
 AFFINE = np.array([[0, -1.5, 0, 10], [2.0, 0, 0, -20], [0, 0, 3.0, 5], [0, 0, 0, 1]])
 
 
-def nifti(path, array, affine=AFFINE, kind=nibabel.Nifti1Image, **header):
-    image = kind(array, affine)
-    for key, value in header.items():
-        image.header[key] = value
-    nibabel.save(image, path)
+def nifti(path, array, affine=AFFINE, kind=nibabel.Nifti1Image):
+    nibabel.save(kind(array, affine), path)
     return path
 
 
@@ -91,14 +86,9 @@ def voxel(content, *size):
 DAMAGE = {
     "empty": (lambda c: b"", "empty or shorter"),
     "only a header": (lambda c: c[:352], "ends early"),
-    "half": (lambda c: c[: len(c) // 2], "ends early"),
     "wrong magic": (lambda c: patched(c, 344, b"nope"), "does not begin with the header"),
-    "a pair's magic": (lambda c: patched(c, 344, b"ni1\0"), "does not begin with the header"),
     "text": (lambda c: b"hello" * 200, "does not begin with the header"),
-    "huge": (
-        lambda c: patched(c, 40, dims(32000, 32000, 32000)),
-        "claims 3.28e+13 voxels, more than the 5.37e+08",
-    ),
+    "huge": (lambda c: patched(c, 40, dims(32000, 32000, 32000)), "claims 3.28e+13 voxels, more than the 5.37e+08"),
     "large": (lambda c: patched(c, 40, dims(800, 800, 800)), "ends early"),
     "negative side": (lambda c: patched(c, 40, dims(12, -12, 12)), "claims the shape"),
     "no side": (lambda c: patched(c, 40, dims(12, 0, 12)), "claims the shape"),
@@ -118,12 +108,16 @@ DAMAGE = {
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("damage", "says"), DAMAGE.values(), ids=DAMAGE.keys())
 def test_damage_is_one_sentence_with_the_name_of_the_file(tmp_path, damage, says, packed):
+    """Nor is memory taken for what is not there."""
     content = damage(whole(tmp_path))
     file = tmp_path / ("bad.nii.gz" if packed else "bad.nii")
     file.write_bytes(gzip.compress(content) if packed else content)
+    tracemalloc.start()
     with pytest.raises(DataError, match=r"bad\.nii") as refusal:
         read(file)
-    assert says in str(refusal.value) and "\n" not in str(refusal.value)
+    _, taken = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert says in str(refusal.value) and "\n" not in str(refusal.value) and taken < 100 << 20
 
 
 def test_a_damaged_packing_is_noticed_even_behind_the_voxels(tmp_path):
@@ -181,34 +175,3 @@ def test_any_header_is_read_or_refused(tmp_path, changes, length):
         assert "fuzz.nii" in str(refusal) and "\n" not in str(refusal)
     else:
         assert image.array.size <= MAX_VOXELS and np.isfinite(image.affine).all()
-
-
-@pytest.mark.slow
-def test_no_damage_takes_a_gibibyte_or_a_traceback(tmp_path):
-    """All of it through the command line, in a process that may not have more."""
-    for site in ("north", "south"):
-        for k, (damage, _) in enumerate(DAMAGE.values()):
-            folder = tmp_path / "data" / site / f"case{k:02d}"
-            folder.mkdir(parents=True)
-            content = damage(whole(tmp_path))
-            (folder / "t1.nii.gz").write_bytes(gzip.compress(content) if site == "north" else content)
-            nifti(folder / "seg.nii.gz", np.ones((12, 12, 12), np.uint8))
-    (tmp_path / "data" / "north" / "case00" / "t1.nii.gz").write_bytes(gzip.compress(whole(tmp_path))[:-300])
-    bad = np.full((12, 12, 12), np.nan, np.float32)
-    for k, image in enumerate((bad, np.arange(11 * 12 * 12, dtype=np.int16).reshape(11, 12, 12)), start=90):
-        folder = tmp_path / "data" / "south" / f"case{k}"
-        folder.mkdir()
-        nifti(folder / "t1.nii.gz", image)
-        nifti(folder / "seg.nii.gz", np.ones((12, 12, 12), np.uint8))
-    measure = (  # the process alone, whatever else was started here before
-        "import resource, subprocess, sys; run = subprocess.run(sys.argv[1:]); "
-        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr); sys.exit(run.returncode)"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", measure, Path(sys.executable).with_name("polysite"), "data", "check", tmp_path / "data",
-         "--all"],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert run.returncode == 1 and "Traceback" not in run.stdout + run.stderr, run.stderr
-    assert len({x.split(":")[0] for x in run.stdout.splitlines() if x.startswith("error ")}) == 2 * len(DAMAGE) + 2
-    assert int(run.stderr.splitlines()[-1]) < 1 << 20  # KiB

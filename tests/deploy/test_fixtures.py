@@ -28,19 +28,13 @@ EXPECTED = json.loads((FIXTURES / "expected.json").read_text())["deployed"]
 STUDY = "runs/289ae5311fa38082"
 
 
-@pytest.fixture
-def resumed(tmp_path):
-    """The stopped deployment, copied and run to its end by this version."""
+def test_a_deployment_that_0_1_0_stopped_goes_on_to_its_end(tmp_path):
     shutil.copytree(DEPLOYED / "stopped", tmp_path, dirs_exist_ok=True)
     hosts = {}
     for name in NAMES:
         site = replace(site_of(tmp_path, name), state=tmp_path / name / "state", policy=tmp_path / name / "policy.toml")
         hosts[name] = Worker(site, SitePolicy.load(site.policy))
-    return coordinator.resume(tmp_path / "run", Inside(hosts), deadlines=FAST), tmp_path
-
-
-def test_a_deployment_that_0_1_0_stopped_goes_on_to_its_end(resumed):
-    run, folder = resumed
+    run = coordinator.resume(tmp_path / "run", Inside(hosts), deadlines=FAST)
     for name in ("rounds", "best_round", "best_phase"):
         assert getattr(run.result, name) == EXPECTED[name]
     assert run.mean == pytest.approx(EXPECTED["mean"], abs=1e-3)
@@ -54,33 +48,29 @@ def test_a_deployment_that_0_1_0_stopped_goes_on_to_its_end(resumed):
     assert [r.round for r in run.folder.records()] == [0, 1, 2, 3]
     assert (run.folder.path / "evaluation" / "test" / "cases.csv").is_file()  # which 0.1.0 did not have
 
-    mine, there = folder / "a" / "state" / STUDY, DEPLOYED / "finished" / "a" / "state" / STUDY
+    mine, there = tmp_path / "a" / "state" / STUDY, DEPLOYED / "finished" / "a" / "state" / STUDY
     for path in (there / "models").iterdir():
         one, other = load_file(mine / "models" / path.name), load_file(path)
         assert one.keys() == other.keys() and all(np.allclose(one[k], other[k], atol=1e-4) for k in one)
     for path in (there / "memory").iterdir():
         one, other = checkpoint.load(mine / "memory" / path.name), checkpoint.load(path)
         assert (one.site, one.algorithm, one.version, one.format) == (other.site, other.algorithm, other.version, 1)
-        trees = [payload.plain(x) for m in (one, other) for _, x in sorted(m.content["model"].items())]
-        half = len(trees) // 2
-        assert all(np.allclose(a, b, atol=1e-4) for a, b in zip(trees[:half], trees[half:], strict=True))
+        one, other = ({k: payload.plain(x) for k, x in m.content["model"].items()} for m in (one, other))
+        assert one.keys() == other.keys() and all(np.allclose(one[k], other[k], atol=1e-4) for k in one)
 
-    entries = ledger.check(folder / "a" / "state" / "ledger.jsonl")
+    entries = ledger.check(tmp_path / "a" / "state" / "ledger.jsonl")
     old = ledger.check(DEPLOYED / "stopped" / "a" / "state" / "ledger.jsonl")
     assert same(entries[: len(old)], old) and len(entries) > len(old)
     assert not any("refused" in e or "error" in e for e in entries)
 
 
-def test_the_ledger_of_a_finished_deployment_is_read():
+def test_a_finished_deployment_is_returned_as_it_is_and_its_ledger_is_read():
+    run = coordinator.resume(DEPLOYED / "finished" / "run", Inside({}))
+    assert (run.mean, run.dice()) == (EXPECTED["mean"], EXPECTED["by_site"])
     entries = ledger.check(DEPLOYED / "finished" / "a" / "state" / "ledger.jsonl")
     assert len(entries) == EXPECTED["entries_in_ledger_of_a"]
     kinds = {total.kind: total.requests for total in ledger.summary(entries)}
     assert kinds["train"] == 4 and kinds["assess"] == 1
-
-
-def test_a_finished_deployment_is_returned_as_it_is():
-    run = coordinator.resume(DEPLOYED / "finished" / "run", Inside({}))
-    assert (run.mean, run.dice()) == (EXPECTED["mean"], EXPECTED["by_site"])
 
 
 def test_removed_keys_of_a_site_and_its_policy_are_ignored_and_reported_once(tmp_path, monkeypatch, caplog):

@@ -1,12 +1,13 @@
 """Two sides work together where the code that decides results is the same, whatever its prose is."""
 
-import ast
 import inspect
 import json
 
+import numpy as np
 import pytest
 
 from polysite.deploy import identity, protocol
+from polysite.metrics.measures import MEASURES, measure
 from polysite.training import torch_site
 
 SOURCE = '''
@@ -24,40 +25,26 @@ class Step:
         """A method."""
         return x + self.size
 '''
+PROSE = {"A module.": "Another.", "# of something": "", "A method.": "Else.", "An attribute.": "Else."}
+CODE = {"LIMIT = 3": "LIMIT = 4", "x + self": "x - self", "take": "do", "= 1": "= 1.0"}
 
 
-@pytest.mark.parametrize(
-    "old, new", [("A module.", "Another."), ("# of something", ""), ("A method.", "Else."), ("An attribute.", "Else.")]
-)
+@pytest.mark.parametrize("old, new", [*PROSE.items(), ("return x + self.size", "return (\n x + self.size)")])
 def test_prose_does_not_change_the_digest(old, new):
     assert identity.code_of(SOURCE) == identity.code_of(SOURCE.replace(old, new))
-    assert identity.code_of(SOURCE) == identity.code_of(
-        SOURCE.replace("return x + self.size", "return (\n x + self.size)")
-    )
 
 
-@pytest.mark.parametrize(
-    "old, new", [("LIMIT = 3", "LIMIT = 4"), ("x + self", "x - self"), ("take", "do"), ("= 1", "= 1.0")]
-)
-def test_code_changes_the_digest(old, new):
-    assert identity.code_of(SOURCE) != identity.code_of(SOURCE.replace(old, new))
+@pytest.mark.parametrize("old", CODE)
+def test_code_changes_the_digest(old):
+    assert identity.code_of(SOURCE) != identity.code_of(SOURCE.replace(old, CODE[old]))
 
 
 def test_what_decides_results_is_covered_and_what_does_not_is_not():
     modules = identity.deciding_modules()
-    wanted = (
-        "algorithms.scaffold",
-        "training.losses",
-        "models.unet",
-        "data.prepare",
-        "cluster.mixture",
-        "deploy.protocol",
-    )
+    wanted = ("algorithms.scaffold", "training.losses", "models.unet", "data.prepare", "deploy.protocol")
     assert {f"polysite.{name}" for name in wanted} <= modules.keys()
     assert not any(name.startswith(("polysite.report", "polysite.cli", "polysite.deploy.site")) for name in modules)
     assert modules["polysite.training.torch_site"] == inspect.getsource(torch_site)
-    for source in modules.values():
-        ast.parse(source)
 
 
 def test_another_version_with_the_same_code_is_accepted():
@@ -68,15 +55,9 @@ def test_another_version_with_the_same_code_is_accepted():
 
 
 def test_every_measure_of_a_case_has_a_name_in_the_protocol():
-    import numpy as np
-
-    from polysite.metrics.measures import MEASURES, measure
-
     mask, empty = np.eye(4, dtype=bool), np.zeros((4, 4), bool)
     for predicted, truth in ((mask, mask), (mask, empty), (empty, mask), (empty, empty)):  # NaN and infinity, too
         row = measure(predicted, truth, (1.0, 1.0))
-        sent = {k: protocol._packed(v) for k, v in row.items()}
-        subject = protocol.Subject(("WT",), False)
-        received = protocol._measures("case", json.loads(json.dumps(sent)), MEASURES, subject)
-        assert received == pytest.approx(row, nan_ok=True)
-    assert tuple(measure(mask, mask, (1.0, 1.0))) == tuple(MEASURES)
+        sent = json.loads(json.dumps({k: protocol._packed(v) for k, v in row.items()}))
+        received = protocol._measures("case", sent, MEASURES, protocol.Subject(("WT",), False))
+        assert received == pytest.approx(row, nan_ok=True) and tuple(row) == tuple(MEASURES)

@@ -1,6 +1,8 @@
-"""Checkpoints that were changed by a person who also computed the digest anew: a sentence, and never another error."""
+"""Checkpoints: one that a person changed, digest included, is a sentence; the same content is one file."""
 
 import json
+import os
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import safetensors.numpy
 from polysite.engines import checkpoint, site_memory
 from polysite.engines.phases import Checkpoint
 from polysite.engines.rounds import Progress
+from polysite.engines.run_folder import RunFolder
 from polysite.engines.site_memory import Memory
 from polysite.errors import RunError
 from polysite.payload import Payload
@@ -28,25 +31,19 @@ def class_of(kind, **fields):
 
 
 FORGED = [
+    {"class": "os:system", "fields": {}},
+    {"class": "polysite.engines.run_folder:RunFolder", "fields": {}},  # no dataclass
+    {"class": "polysite.nowhere:Thing", "fields": {}},
     {"class": "polysite.engines.rounds:Progress", "fields": [1, 2]},
-    {"class": 3, "fields": {}},
     {"class": "polysite.engines.rounds:Progress", "fields": {"none": {"is": 1}}},
-    {"map": 7},
-    {"map": [[1]]},
     {"map": [[[], {"is": 1}]]},
     {"payload": [["model", {"is": "text"}]]},
-    {"payload": [[4, {"is": 4}]]},
-    {"array": []},
     {"array": "elsewhere"},
     {"tuple": None},
-    [],
-    3,
     "[" * 50_000,
     '{"tuple": [' * 20_000,
-    class_of(Checkpoint, at={"is": None}),
-    class_of(Checkpoint, at=class_of(Progress, round={"is": "x"}, state={"is": 1}, memories={"map": []})),
-    class_of(Checkpoint, at=class_of(Progress, round={"is": 1}, state={"is": 1}, memories={"is": 5})),
     class_of(Checkpoint, at={"array": "value/w"}),
+    class_of(Checkpoint, at=class_of(Progress, round={"is": "x"}, state={"is": 1}, memories={"map": []})),
     class_of(Checkpoint, at=class_of(Progress, round={"is": 1}, state={"is": 1}, memories={"array": "value/w"})),
     class_of(Memory, site={"is": "a"}, algorithm={"is": "b"}, version={"is": 0}, content={"is": None}),
 ]
@@ -72,7 +69,65 @@ def test_sound_values_still_pass(tmp_path):
     at = Progress(round=3, state=(state, 1, "x"), memories={}, best_score=np.float64(0.5), versions={"a": 2})
     path = tmp_path / "x.safetensors"
     checkpoint.save(path, Checkpoint(at, kept=("a",)))
+    with pytest.raises(TypeError, match="may not hold a set"):
+        checkpoint.save(tmp_path / "y.safetensors", {1, 2})
     found = checkpoint.load(path)
     assert found.at.round == 3 and found.at.best_score == 0.5 and found.kept == ("a",)
     site_memory.save(path, Memory("a", "scaffold", 3, Payload(model=state)))
     assert site_memory.load(path, "a", "scaffold", 3) == Payload(model=state)
+
+
+# of one round, the same content is one file with several names
+
+
+def state(value):
+    return Payload(model={"w": np.full(4, value)})
+
+
+def memory(value):
+    return Memory("a", "ditto", 3, state(value))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder.create(tmp_path / "run", "", 0)
+
+
+def test_the_best_and_the_last_checkpoint_of_a_round_are_one_file(folder):
+    best, last = folder.best(3), folder.round(3)
+    folder.keep(best, state(1.0), [memory(2.0)])
+    folder.keep(last, state(1.0), [memory(2.0)])
+    assert best.samefile(last) and folder.memory(best, "a").samefile(folder.memory(last, "a"))
+    folder.keep(last, state(5.0), [memory(6.0)])  # the round again, with another outcome
+    assert not best.samefile(last) and checkpoint.load(best) == state(1.0) and checkpoint.load(last) == state(5.0)
+    assert checkpoint.load(folder.memory(best, "a")).content == state(2.0)
+    folder.keep(last, state(1.0), [])
+    last.unlink()
+    assert checkpoint.load(best) == state(1.0)
+
+
+def test_a_damaged_twin_is_never_linked(folder):
+    folder.keep(folder.best(4), state(3.0), [])
+    folder.best(4).write_bytes(folder.best(4).read_bytes()[:-3])
+    folder.keep(folder.round(4), state(3.0), [])
+    assert checkpoint.load(folder.round(4)) == state(3.0)
+    with pytest.raises(RunError, match="cannot be read"):
+        checkpoint.load(folder.best(4))
+
+
+def test_without_hard_links_the_file_is_copied(folder, monkeypatch):
+    monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError("no links here")))
+    folder.keep(folder.best(3), state(1.0), [memory(2.0)])
+    folder.keep(folder.round(3), state(1.0), [memory(2.0)])
+    assert not folder.best(3).samefile(folder.round(3))
+    assert folder.best(3).read_bytes() == folder.round(3).read_bytes()
+    assert not list(folder.path.rglob("*.partial"))
+
+
+def test_a_run_after_another_shares_its_checkpoints_until_it_replaces_them(folder, tmp_path):
+    folder.keep(folder.best(3), state(1.0), [])
+    folder.keep(folder.round(3), state(1.0), [])
+    after = RunFolder.create(tmp_path / "after", "", 0, after=folder)
+    assert after.round(3).samefile(folder.best(3))
+    after.keep(after.round(3), state(7.0), [])
+    assert checkpoint.load(folder.round(3)) == state(1.0) == checkpoint.load(after.best(3))

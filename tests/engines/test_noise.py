@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from phased import START, phases, play
 from polysite import tree
 from polysite.algorithms.fedavg import FedAvg
 from polysite.engines.noise import HospitalNoise
-from polysite.engines.phases import Phase, find_progress, run_phases
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
-from polysite.engines.run_folder import RunFolder
 from polysite.engines.secure.settings import Secure
 from polysite.engines.simulator import Simulator
 from polysite.errors import Paused, PayloadError
@@ -18,7 +17,7 @@ from polysite.payload import Payload
 from polysite.privacy import Private, Release, epsilon
 from quadratic import Quadratic
 
-START = {"w": np.zeros(1000), "v": np.zeros(10)}
+WIDE = {"w": np.zeros(1000), "v": np.zeros(10)}
 KINDS = {"model": "model", "weight": "count"}
 
 
@@ -29,7 +28,7 @@ def step(clip=2.0, noise=0.5, seed=0):
 def noisy(change, **settings):
     """What was added to a change of the model, beyond its shortened self."""
     reply = Payload(model={"w": change, "v": np.zeros(10)}, weight=7)
-    out = step(**settings).apply(KINDS, Payload(model=START), reply)
+    out = step(**settings).apply(KINDS, Payload(model=WIDE), reply)
     assert out["weight"] == 7
     return out["model"]
 
@@ -42,7 +41,7 @@ def test_noise_leaves_no_variance_below_zero():
 
 
 def test_a_long_change_is_shortened_to_the_limit_and_a_short_one_is_not():
-    for length, left in ((10.0, 2.0), (2.0, 2.0), (0.5, 0.5), (0.0, 0.0)):
+    for length, left in ((10.0, 2.0), (0.5, 0.5), (0.0, 0.0)):
         change = np.full(1000, length / np.sqrt(1000))
         many = np.mean([tree.dot({"w": noisy(change, seed=s)["w"]}, {"w": change}) for s in range(300)])
         expected = left * length  # the inner product with the change itself; noise is independent of it
@@ -62,27 +61,13 @@ def test_what_has_no_limit_is_refused():
     with pytest.raises(PayloadError, match="not finite"):
         noisy(np.full(1000, np.nan))
     with pytest.raises(PayloadError, match="was not sent"):
-        step().apply(KINDS, Payload(model={}), Payload(model=START, weight=1))
+        step().apply(KINDS, Payload(model={}), Payload(model=WIDE, weight=1))
     with pytest.raises(PayloadError, match="covers one model"):
-        step().apply({**KINDS, "cost": "cost"}, Payload(model=START), Payload(model=START, weight=1, cost=3.0))
-
-
-class Noisy(Quadratic):
-    """A site with a source of noise, fixed by its curvature and the number of its turns."""
-
-    turns = 0
-
-    def at(self, round):
-        site = super().at(round)
-        site.turns = round
-        return site
-
-    def noise_rng(self):
-        return np.random.default_rng([int(self.a), self.turns])
+        step().apply({**KINDS, "cost": "cost"}, Payload(model=WIDE), Payload(model=WIDE, weight=1, cost=3.0))
 
 
 def four():
-    return {i: Noisy(k + 1.0, np.full(4 + k, float(k)), start={"w": np.array([3.0])}) for k, i in enumerate("abcd")}
+    return {i: Quadratic(k + 1.0, np.full(4 + k, float(k)), start=START) for k, i in enumerate("abcd")}
 
 
 PRIVATE = Private("hospital", clip=0.1, noise=2.0)
@@ -91,25 +76,18 @@ PRIVATE = Private("hospital", clip=0.1, noise=2.0)
 def test_epsilon_of_every_site_is_in_the_record_and_survives_a_pause(tmp_path, caplog):
     """The expected one is that of as many Gaussian mechanisms as there were rounds."""
 
-    def phases():
-        engine = Simulator(FedAvg(), four(), private=PRIVATE)
-        return [Phase(FedAvg(), engine, Plan(rounds=4, checkpoint_every=1))]
+    def go(**until):
+        made = phases([(FedAvg(), {"rounds": 4, "checkpoint_every": 1})], four, private=PRIVATE)
+        return play(tmp_path / "run", made, **until)
 
-    folder = RunFolder.create(tmp_path / "run", "", 0)
     with caplog.at_level("INFO"), pytest.raises(Paused):
-        run_phases(phases(), {"w": np.array([3.0])}, 0, folder, until=2)
+        go(until=2)
     assert "round 2: epsilon spent so far: a " in caplog.text
-    again = phases()
-    run_phases(again, {"w": np.array([3.0])}, 0, folder, resume=find_progress(folder, again))
+    _, folder = go()
     for r in folder.records():
         expected = epsilon([Release(2.0)] * (r.round + 1), 1e-5)
         assert {s.epsilon for s in r.sites.values()} == {expected} and r.sites["a"].releases == (Release(2.0),)
     assert len(folder.records()) == 4
-
-
-def test_without_noise_the_record_has_no_epsilon():
-    (only,) = run_rounds(FedAvg(), Simulator(FedAvg(), four()), {"w": np.array([3.0])}, Plan(rounds=1), 0)
-    assert all(not s.releases for s in only.record(0, {}, False).sites.values())
 
 
 def test_noise_comes_before_masks():
@@ -117,9 +95,10 @@ def test_noise_comes_before_masks():
     results = []
     for secure in (Secure(), Secure("on")):
         engine = Simulator(FedAvg(), four(), private=PRIVATE, secure=secure)
-        *_, last = run_rounds(FedAvg(), engine, {"w": np.array([3.0])}, Plan(rounds=3, secure=secure), 0)
+        *_, last = run_rounds(FedAvg(), engine, START, Plan(rounds=3, secure=secure), 0)
         assert all(r.releases == (Release(2.0),) for r in last.replies.values())
         results.append(last.state.model["w"])
     assert results[0] == pytest.approx(results[1], abs=1e-8)
-    *_, plain = run_rounds(FedAvg(), Simulator(FedAvg(), four()), {"w": np.array([3.0])}, Plan(rounds=3), 0)
+    *_, plain = run_rounds(FedAvg(), Simulator(FedAvg(), four()), START, Plan(rounds=3), 0)
     assert abs(plain.state.model["w"] - results[0]) > 1e-3
+    assert not any(s.releases for s in plain.record(0, {}, False).sites.values())  # without noise there is no epsilon

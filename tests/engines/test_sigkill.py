@@ -57,5 +57,4 @@ def test_a_run_killed_at_random_moments_resumes_to_the_same_bits(tmp_path, most)
     same = ("models/last", "models/best", "checkpoints/round-000007", "checkpoints/round-000009")
     for file in (*(f"{name}.safetensors" for name in same), "result.json"):
         assert (run / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), (file, kills, seed)
-    lines = [(tmp_path / r / "rounds.jsonl").read_text().count("\n") for r in ("whole", "killed")]
-    assert lines == [10, 10]
+    assert (run / "rounds.jsonl").read_text().count("\n") == 10

@@ -8,11 +8,10 @@ import nibabel
 import numpy as np
 import pytest
 import torch
-from monai.bundle import ConfigWorkflow
-from monai.bundle import run as run_bundle
 from safetensors.torch import load_file
 
 import polysite as ps
+from export.test_serve import opened
 from polysite.cluster.federated_mixture import mixture_of
 from polysite.cluster.mixture import Settings
 from polysite.cluster.pooled_mixture import pooled
@@ -52,23 +51,14 @@ def run(tmp_path_factory):
     return root, serve_model(root / "run", out=root / "home")
 
 
-def opened(bundle, scans):
-    """The bundle as MONAI opens it."""
-    where = {"bundle_root": str(bundle), "dataset_dir": str(scans)}
-    workflow = ConfigWorkflow(str(bundle / "configs" / "inference.json"), workflow_type="infer", **where)
-    workflow.initialize()
-    return workflow
-
-
 def answers(bundle, scans, out):
     """The routes of all scans in a folder, by case, after the bundle ran on them."""
-    run_bundle(
-        config_file=str(bundle / "configs" / "inference.json"),
-        bundle_root=str(bundle),
-        dataset_dir=str(scans),
-        output_dir=str(out),
-    )
-    with (out / "routes.csv").open(newline="") as file:
+    opened(bundle, dataset_dir=scans, output_dir=out).run()
+    return routes_in(out)
+
+
+def routes_in(folder):
+    with (folder / "routes.csv").open(newline="") as file:
         return {row["case"]: row for row in csv.DictReader(file)}
 
 
@@ -80,12 +70,11 @@ def test_test_cases_take_the_same_model_as_in_the_run_and_get_the_same_masks(run
     for site in ("east", "north"):
         routes = answers(bundle, root / "scans" / site, tmp_path / site)
         ps.predict(root / "run", root / "scans" / site, tmp_path / f"{site}-masks", preview=0)
-        with (tmp_path / f"{site}-masks" / "routes.csv").open(newline="") as file:
-            assert {row["case"]: row for row in csv.DictReader(file)} == routes
+        assert routes_in(tmp_path / f"{site}-masks") == routes
         for mask in sorted((tmp_path / site).glob("*/*.nii.gz")):
             mine = tmp_path / f"{site}-masks" / mask.relative_to(tmp_path / site)
             assert np.array_equal(nibabel.load(mine).dataobj, nibabel.load(mask).dataobj)
-        flow = opened(bundle, root / "scans" / site)
+        flow = opened(bundle, dataset_dir=root / "scans" / site)
         for case in flow.dataset:
             who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
             assert routes[who]["cluster"] == clusters[site, who]["cluster"]
@@ -118,16 +107,12 @@ def test_a_far_scan_takes_the_global_model(run, tmp_path):
     assert odd["model"] == "global" and float(odd["distance"]) > 1
     ps.predict(root / "run", tmp_path / "scans", tmp_path / "masks")
     assert (tmp_path / "masks" / "routes.csv").read_text() == (tmp_path / "out" / "routes.csv").read_text()
-    flow = opened(bundle, tmp_path / "scans")
+    flow = opened(bundle, dataset_dir=tmp_path / "scans")
     image = flow.dataset[0]["image"]
     router, network = (flow.parser.get_parsed_content(name) for name in ("router", "network"))
     assert router(image) is network
     begun = load_file(bundle / "models" / "model.safetensors")
     assert any(not torch.equal(begun[k], v) for k, v in load_file(bundle / "models" / "cluster_0.safetensors").items())
-
-
-def test_the_bundle_says_how_it_routes(run):
-    _, bundle = run
     about = json.loads((bundle / "configs" / "metadata.json").read_text())
     assert about["routing"]["clusters"] == 2 and about["routing"]["dimensions"] == 3
     assert len(about["routing"]["sha256"]) == 3 and "polysite" in about["required_packages_version"]

@@ -17,30 +17,6 @@ from polysite.metrics.overlap import Overlap, dice, overlap
 seeds = st.integers(0, 2**32 - 1)
 
 
-def pair(seed):
-    rng = np.random.default_rng(seed)
-    shape = rng.integers(1, 9, rng.integers(1, 4))
-    return [rng.random(shape) < rng.choice([0, 0.05, 0.5, 1]) for _ in range(2)]
-
-
-@settings(deadline=None, max_examples=100)
-@given(seeds)
-def test_counts_are_those_of_scikit_learn_however_arrays_lie(seed):
-    predicted, truth = pair(seed)
-    (tn, fp), (fn, tp) = confusion_matrix(truth.ravel(), predicted.ravel(), labels=[False, True])
-    ways = (
-        (predicted, truth),
-        (np.asfortranarray(predicted), np.asfortranarray(truth)),
-        (np.asfortranarray(predicted), truth),
-        (np.repeat(predicted, 2, 0)[::2], truth),
-        (torch.from_numpy(predicted), torch.from_numpy(truth)),
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK", 7)
-        assert {overlap(a, b) for a, b in ways} == {Overlap(tp, fp, fn, tn)}
-    assert overlap(predicted, truth) == Overlap(tp, fp, fn, tn)
-
-
 class Elsewhere:
     """A tensor that says it is on another device, to walk the way of a GPU on a CPU."""
 
@@ -53,11 +29,26 @@ class Elsewhere:
         return self.tensor & other.tensor
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=100)
 @given(seeds)
-def test_a_device_counts_for_itself(seed):
-    masks = pair(seed)
-    assert overlap(*(Elsewhere(torch.from_numpy(m)) for m in masks)) == overlap(*masks)
+def test_counts_are_those_of_scikit_learn_however_arrays_lie(seed):
+    rng = np.random.default_rng(seed)
+    shape = rng.integers(1, 9, rng.integers(1, 4))
+    predicted, truth = (rng.random(shape) < rng.choice([0, 0.05, 0.5, 1]) for _ in range(2))
+    (tn, fp), (fn, tp) = confusion_matrix(truth.ravel(), predicted.ravel(), labels=[False, True])
+    tensors = [torch.from_numpy(m) for m in (predicted, truth)]
+    ways = (
+        (predicted, truth),
+        (np.asfortranarray(predicted), np.asfortranarray(truth)),
+        (np.asfortranarray(predicted), truth),
+        (np.repeat(predicted, 2, 0)[::2], truth),
+        tensors,
+        [Elsewhere(t) for t in tensors],
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK", 7)
+        assert {overlap(a, b) for a, b in ways} == {Overlap(tp, fp, fn, tn)}
+    assert overlap(predicted, truth) == Overlap(tp, fp, fn, tn)
 
 
 @settings(deadline=None, max_examples=50)
@@ -81,9 +72,8 @@ def test_dice_and_iou_are_those_of_monai(seed):
         ((0, 3, 0, 6), 0, 0, math.nan, 6 / 9),
         ((9, 0, 0, 0), 1, 1, 1, math.nan),
         ((4, 2, 1, 3), 8 / 11, 4 / 7, 4 / 5, 3 / 5),
-        ((3, 2, 3, 2), 6 / 11, 3 / 8, 1 / 2, 1 / 2),
     ],
-    ids=["both empty", "missed", "false alarm", "everything", "usual", "half right"],
+    ids=["both empty", "missed", "false alarm", "everything", "usual"],
 )
 def test_policies(counts, dice, iou, sensitivity, specificity):
     found = Overlap(*counts)

@@ -1,4 +1,4 @@
-"""Tests, effects and intervals against SciPy, statsmodels and the definition."""
+"""Tests, effects, intervals, correlations and fairness against SciPy, statsmodels, NumPy and the definition."""
 
 import math
 from itertools import product
@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import bootstrap, wilcoxon
+from scipy.stats import bootstrap, pearsonr, spearmanr, wilcoxon
 from statsmodels.stats.multitest import multipletests
 
 from polysite.errors import ConfigError, DataError
 from polysite.metrics import statistics
+from polysite.metrics.correlation import correlation
+from polysite.metrics.correlation import interval as spread_of_pairs
+from polysite.metrics.fairness import Fairness, fairness
 from polysite.metrics.statistics import holm, interval, rank_biserial, signed_rank, wins
 
 TAILS = ("two-sided", "greater", "less")
@@ -97,10 +100,64 @@ def test_refused():
     for test in (signed_rank, rank_biserial, wins, interval):
         with pytest.raises(DataError, match="1 of 2 differences are not finite"):
             test([1.0, math.nan])
-    with pytest.raises(DataError, match="2 differences in 1"):
-        interval([1.0, 2.0], ["a"])
+    for values, groups, said in (([1.0, 2.0], ["a"], "2 differences in 1"), ([], None, "at least one")):
+        with pytest.raises(DataError, match=said):
+            interval(values, groups)
+    with pytest.raises(ConfigError, match="level"):
+        interval([1.0], level=1.0)
+
+
+def test_correlations_are_those_of_scipy():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=15), rng.integers(0, 5, 15).astype(float)  # with ties
+    assert correlation(x, y) == pytest.approx(pearsonr(x, y).statistic)
+    assert correlation(x, y, "spearman") == pytest.approx(spearmanr(x, y).statistic)
+
+
+def test_without_variation_or_with_two_units_there_is_no_correlation():
+    assert math.isnan(correlation([1, 2, 3], [2, 2, 2])) and math.isnan(correlation([1, 2], [1, 2]))
+    assert all(map(math.isnan, spread_of_pairs([1, 1, 1, 1], [1, 2, 3, 4])))
+
+
+@pytest.mark.parametrize("kind", ["pearson", "spearman"])
+def test_the_interval_of_a_correlation_is_that_of_scipy(kind):
+    """SciPy resamples pairs too; 2,000 resamples of each agree to their own error."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=16)
+    y = x + rng.normal(size=16)
+    ours = spread_of_pairs(x, y, kind, draws=2000)
+    theirs = bootstrap(
+        (x, y), lambda a, b: correlation(a, b, kind), paired=True, vectorized=False, n_resamples=2000,
+        method="percentile", rng=np.random.default_rng(4),
+    ).confidence_interval  # fmt: skip
+    assert ours == pytest.approx(tuple(theirs), abs=0.05)
+    assert spread_of_pairs(range(14), range(14), kind) == (
+        pytest.approx(1),
+        pytest.approx(1),
+    )  # of a line, a point
+
+
+means = st.dictionaries(st.text(min_size=1), st.floats(0, 400), min_size=1, max_size=8)
+
+
+@given(means, st.sampled_from([1, -1]))
+def test_fairness_against_numpy(means, better):
+    found, x = fairness(means, better), np.array(list(means.values()))
+    low, high = (x.min(), x.max()) if better == 1 else (x.max(), x.min())
+    assert found.worst[1] == low == means[found.worst[0]] and found.best[1] == high == means[found.best[0]]
+    assert found.spread == np.ptp(x) and found.mean == pytest.approx(x.mean())
+    assert found.std == pytest.approx(np.std(x, ddof=1) if len(x) > 1 else 0, abs=1e-9)
+    assert 1 / len(x) - 1e-9 <= found.jain <= 1 + 1e-9
+
+
+def test_fairness_by_hand():
+    assert fairness({"a": 0.0, "b": 1.0}) == Fairness(("a", 0.0), ("b", 1.0), 0.5, 1.0, math.sqrt(0.5), 0.5)
+    assert fairness({"a": 0.0, "b": 0.0}).jain == 1 and fairness({"a": 2.0}).std == 0
+    assert fairness({"a": 3.0, "b": 9.0}, better=-1).worst == ("b", 9.0)
+
+
+def test_means_that_are_refused():
+    with pytest.raises(DataError, match="north has the mean score nan"):
+        fairness({"south": 1.0, "north": math.nan})
     with pytest.raises(DataError, match="at least one"):
-        interval([])
-    for odd in ({"level": 1.0}, {"draws": 0}):
-        with pytest.raises(ConfigError, match="level"):
-            interval([1.0], **odd)
+        fairness({})

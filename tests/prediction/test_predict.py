@@ -4,6 +4,7 @@ That masks equal those of a bundle is tested in ``tests/export``; every format o
 """
 
 import json
+import shutil
 from dataclasses import replace
 
 import nibabel
@@ -14,6 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 import polysite as ps
+from export.test_serve import study_of, write_scans
 from polysite import machine
 from polysite.cli import app
 from polysite.data import images
@@ -26,10 +28,9 @@ from polysite.training.predict import mirror_axes
 
 TURN = [[-np.cos(0.2), 0, np.sin(0.2)], [np.sin(0.2), 0, np.cos(0.2)], [0, -1, 0]]  # oblique, axes exchanged
 AFFINE = np.block([[np.array(TURN) * [1.1, 0.9, 1.7], np.array([[30.0], [-9], [4]])], [np.zeros(3), 1]])
-SHAPE = (21, 18, 17)
 
 
-def scan(file, number, shape=SHAPE):
+def scan(file, number, shape):
     rng = np.random.default_rng(number)
     file.parent.mkdir(parents=True, exist_ok=True)
     image = nibabel.Nifti1Image(rng.normal(100, 20, shape).astype(np.float32), AFFINE)
@@ -41,39 +42,14 @@ def scan(file, number, shape=SHAPE):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Two hospitals with two modalities; the manifest names a third file of every case as label map."""
-    root = tmp_path_factory.mktemp("data")
-    rows = ["site,case,t1,flair,label,labels"]
-    for k in range(8):
-        site, case = ("east", "north")[k % 2], f"p{k}"
-        names = {m: scan(root / site / case / f"{m}.nii.gz", 10 * k + j) for j, m in enumerate(("t1", "flair"))}
-        truth = np.zeros(SHAPE, np.uint8)
-        truth[5:12, 4:12, 3:11] = 1
-        nibabel.save(nibabel.Nifti1Image(truth, AFFINE), root / site / case / "seg.nii.gz")
-        cells = [str(f.relative_to(root)) for f in names.values()]
-        rows.append(",".join([site, case, *cells, f"{site}/{case}/seg.nii.gz", "whole=1"]))
-    (root / "manifest.csv").write_text("\n".join(rows) + "\n")
-    return root
-
-
-def study(data, **changes):
-    return replace(
-        ps.Study(
-            model=ps.UNet(filters=(2, 4, 4)),
-            data=ps.Files(path=str(data / "manifest.csv")),
-            train=ps.Train(patch=(16, 16, 16), batch=2, device="cpu", augment="none"),
-            run=ps.Plan(rounds=1),
-            split=ps.Split(seed=0),
-        ),
-        **changes,
-    )
+    return write_scans(tmp_path_factory.mktemp("data"), "whole=1,2")
 
 
 @pytest.fixture(scope="module")
 def runs(data, tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    ps.train(study(data), root / "shared", evaluate=False)
-    ps.train(study(data, algorithm=ps.Local(), seed=3), root / "own", evaluate=False)
+    root, shared = tmp_path_factory.mktemp("runs"), study_of(data, split=ps.Split(seed=0))
+    ps.train(shared, root / "shared", evaluate=False)
+    ps.train(replace(shared, algorithm=ps.Local(), seed=3), root / "own", evaluate=False)
     return root
 
 
@@ -90,14 +66,12 @@ def masks(folder):
     return {f.name: np.asarray(nibabel.load(f).dataobj) for f in sorted(folder.rglob("*.nii.gz"))}
 
 
-def test_a_scan_needs_neither_labels_nor_the_data_of_the_run(runs, clinic, tmp_path, data, monkeypatch):
-    hidden = data / "manifest.csv"
-    text = hidden.read_text()
-    hidden.unlink()
+def test_a_scan_needs_neither_labels_nor_the_data_of_the_run(runs, clinic, tmp_path, data):
+    listed = (data / "manifest.csv").rename(data / "hidden.csv")
     try:
         done = ps.predict(runs / "shared", clinic, tmp_path / "masks")
     finally:
-        hidden.write_text(text)
+        listed.rename(data / "manifest.csv")
     assert [line["case"] for line in done.table] == ["scan0", "scan1", "scan2"] and not done.failed
     for k, (name, mask) in enumerate(masks(done.folder).items()):
         source = nibabel.load(clinic / f"scan{k}" / "head_T1.nii.gz")
@@ -115,44 +89,36 @@ def test_a_scan_needs_neither_labels_nor_the_data_of_the_run(runs, clinic, tmp_p
     assert all(f.stat().st_mode & 0o077 == 0 for f in (done.folder, *done.folder.rglob("*")))
 
 
-def test_overlap_mirror_and_batch_are_those_that_were_asked_for(runs, clinic, tmp_path):
-    plain = Predictor([runs / "shared"])
-    case, _ = plain.prepared(find(clinic, plain.modalities).open(find(clinic, plain.modalities).rows[0])[0])
+def test_overlap_mirror_and_batch_are_those_that_were_asked_for(runs, clinic, tmp_path, monkeypatch):
+    def shared(**options):
+        return Predictor([runs / "shared"], Options(**options))
+
+    plain = shared()
+    found = find(clinic, plain.modalities)
+    case, _ = plain.prepared(found.open(found.rows[0])[0])
     assert plain.count(case) == 8 and plain.batch == 4
-    assert Predictor([runs / "shared"], Options(overlap=0.0)).count(case) == 8  # 20 x 18 x 17 in windows of 16
-    tight = Predictor([runs / "shared"], Options(overlap=0.9))
+    assert shared(overlap=0.0).count(case) == 8  # 20 x 18 x 17 in windows of 16
+    tight = shared(overlap=0.9)
     assert tight.count(case) == 5 * 3 * 2 and tight.overlap == 0.9
     x = torch.from_numpy(case.image)[None, :, :16, :16, :16]
-    mirrored = Predictor([runs / "shared"], Options(mirror=True)).logits(x)
+    mirrored = shared(mirror=True).logits(x)
     flips = mirror_axes(3)
     expected = sum(plain.logits(x.flip(axes)).flip(axes) for axes in flips) / len(flips)
     assert torch.allclose(mirrored, expected, atol=1e-6) and not torch.allclose(mirrored, plain.logits(x), atol=1e-4)
     seen = []
     for batch in (1, 3):
-        ps.predict(
-            runs / "shared", clinic, tmp_path / f"{batch}", batch=batch, preview=0, watch=lambda *a: seen.append(a)
-        )
+        options = {"batch": batch, "preview": 0, "watch": lambda *state: seen.append(state)}
+        ps.predict(runs / "shared", clinic, tmp_path / f"{batch}", **options)
     one, three = masks(tmp_path / "1"), masks(tmp_path / "3")
     assert all((one[k] != three[k]).sum() <= 2 for k in one)
     assert seen[0] == (0.0, 3, "scan0") and seen[-1] == (3.0, 3, "scan2") and (0.125, 3, "scan0") in seen
+    assert plain._bytes > 4 * 16**3 * 4  # of a window: more than the outputs of the first layer
+    for free, batch in ((int(plain._bytes * 2 / module.SHARE), 2), (10, 1)):
+        monkeypatch.setattr(machine, "memory", lambda free=free: Memory(1 << 40, free))
+        assert shared().batch == batch and shared(batch=7).batch == 7
 
 
-def test_fewer_windows_per_pass_where_memory_is_short(runs, monkeypatch):
-    plenty = Predictor([runs / "shared"])
-    window = plenty._bytes
-    assert window > 4 * 16**3 * 4  # more than the outputs of the first layer
-    monkeypatch.setattr(machine, "memory", lambda: Memory(1 << 40, int(window * 2 / module.SHARE)))
-    assert Predictor([runs / "shared"]).batch == 2
-    monkeypatch.setattr(machine, "memory", lambda: Memory(1 << 40, 10))
-    assert Predictor([runs / "shared"]).batch == 1
-    assert Predictor([runs / "shared"], Options(batch=7)).batch == 7
-
-
-def test_the_model_of_a_hospital_and_an_ensemble_of_runs(runs, clinic, tmp_path):
-    with pytest.raises(ConfigError, match="models of their own; choose whose with --site: east, north"):
-        ps.predict(runs / "own", clinic, tmp_path / "masks")
-    with pytest.raises(ConfigError, match=r"there is no site 'nroth' in .*; did you mean 'north'\?"):
-        ps.predict(runs / "own", clinic, tmp_path / "masks", site="nroth")
+def test_the_model_of_a_hospital_and_an_ensemble_of_runs(runs):
     both = Predictor([runs / "shared", runs / "own"], Options(site="north"))
     alone = [Predictor([runs / name], Options(site="north")) for name in ("shared", "own")]
     x = torch.randn(2, 2, 16, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -161,43 +127,30 @@ def test_the_model_of_a_hospital_and_an_ensemble_of_runs(runs, clinic, tmp_path)
     assert not torch.allclose(east.logits(x), alone[1].logits(x), atol=1e-5)
 
 
-def test_runs_that_do_not_go_together_are_refused(runs, data, clinic, tmp_path):
-    other = replace(study(data), prepare=ps.Prepare(normalise="all"))
-    ps.train(other, tmp_path / "other", evaluate=False)
-    with pytest.raises(ConfigError, match=r"other differs from .*shared in its preparation"):
-        ps.predict([runs / "shared", tmp_path / "other"], clinic, tmp_path / "masks")
-    assert not (tmp_path / "masks").exists()
-
-
 def test_masks_in_another_format(runs, clinic, tmp_path):
-    for kind, end in (("nrrd", ".nrrd"), ("npy", ".npy")):
+    ends = {"nrrd": ".nrrd", "npy": ".npy", "nifti": ".nii.gz"}
+    for kind in ends:
         ps.predict(runs / "shared", clinic, tmp_path / kind, format=kind, preview=0)
-        assert (tmp_path / kind / "scan1" / f"scan1_whole{end}").is_file()
-    ps.predict(runs / "shared", clinic, tmp_path / "nifti", preview=0)
     for k in range(3):
-        here, there = (
-            SimpleITK.ReadImage(str(tmp_path / kind / f"scan{k}" / f"scan{k}_whole{end}"))
-            for kind, end in (("nrrd", ".nrrd"), ("nifti", ".nii.gz"))
-        )
+        files = {kind: tmp_path / kind / f"scan{k}" / f"scan{k}_whole{end}" for kind, end in ends.items()}
+        here, there = (SimpleITK.ReadImage(str(files[kind])) for kind in ("nrrd", "nifti"))
         assert np.array_equal(SimpleITK.GetArrayFromImage(here), SimpleITK.GetArrayFromImage(there))
-        assert np.array_equal(
-            np.load(tmp_path / "npy" / f"scan{k}" / f"scan{k}_whole.npy"),
-            images.read(tmp_path / "nrrd" / f"scan{k}" / f"scan{k}_whole.nrrd").array,
-        )
+        assert np.array_equal(np.load(files["npy"]), images.read(files["nrrd"]).array)
         for what in ("GetSpacing", "GetOrigin", "GetDirection"):
             assert getattr(here, what)() == pytest.approx(getattr(there, what)(), abs=1e-4)
-    with pytest.raises(ConfigError, match="--format mha: choose auto, nifti, nrrd, png, npy, dicom-seg"):
-        ps.predict(runs / "shared", clinic, tmp_path / "none", format="mha")
-    with pytest.raises(ConfigError, match="--format dicom-seg is for folders of DICOM slices"):
-        ps.predict(runs / "shared", clinic, tmp_path / "none", format="dicom-seg")
-    with pytest.raises(ConfigError, match="--format png holds 2D images"):
-        ps.predict(runs / "shared", clinic, tmp_path / "none", format="png")
 
 
-def test_an_unreadable_scan_is_left_out_and_named(runs, clinic, tmp_path):
+def test_the_command_prints_tables_or_json_and_names_an_unreadable_scan(runs, clinic, tmp_path):
+    def shown(out, *more):
+        return CliRunner().invoke(app, ["predict", str(runs / "shared"), str(clinic), "--out", str(out), *more])
+
+    found = shown(tmp_path / "whole")
+    assert found.exit_code == 0 and "3 scans predicted" in found.stdout and "preview.png" in found.stdout
     (clinic / "scan1" / "head_T1.nii.gz").write_bytes(b"nothing")
-    words = ["predict", str(runs / "shared"), str(clinic), "--out", str(tmp_path / "masks")]
-    found = CliRunner().invoke(app, [*words, "--quiet"])
+    found = shown(tmp_path / "masks", "--json", "--preview", "0")
+    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    assert [line["case"] for line in lines] == ["scan0", "scan2", "scan1"] and lines[2].keys() == {"case", "failed"}
+    assert lines[0].keys() >= {"voxels", "ml"}
     assert found.exit_code == 1 and "scan1 was left out" in found.stderr and "head_T1.nii.gz" in found.stderr
     assert sorted(f.name for f in (tmp_path / "masks").iterdir() if f.is_dir()) == ["scan0", "scan2"]
     assert list(json.loads((tmp_path / "masks" / "predictions.json").read_text())["failed"]) == ["scan1"]
@@ -209,60 +162,55 @@ def test_an_unreadable_scan_is_left_out_and_named(runs, clinic, tmp_path):
 
 
 def test_what_can_be_refused_is_refused_before_anything_is_predicted(runs, clinic, tmp_path):
-    shared, out = runs / "shared", tmp_path / "masks"
-    with pytest.raises(RunError, match="exists already"):
-        ps.predict(shared, clinic, tmp_path)
-    with pytest.raises(RunError, match="not a run folder"):
-        ps.predict(tmp_path / "nothing", clinic, out)
-    with pytest.raises(DataError, match="nowhere does not exist"):
-        ps.predict(shared, tmp_path / "nowhere", out)
-    with pytest.raises(ConfigError, match=r"overlap 1\.0 must lie in"):
-        ps.predict(shared, clinic, out, overlap=1.0)
+    shared, out, other = runs / "shared", tmp_path / "masks", tmp_path / "other"
+
+    def refused(kind, words, run=shared, scans=clinic, out=out, **options):
+        with pytest.raises(kind, match=words):
+            ps.predict(run, scans, out, **options)
+
+    refused(RunError, "exists already", out=tmp_path)
+    refused(RunError, "not a run folder", run=tmp_path / "nothing")
+    refused(ConfigError, "models of their own; choose whose with --site: east, north", run=runs / "own")
+    refused(ConfigError, r"there is no site 'nroth' in .*; did you mean 'north'\?", run=runs / "own", site="nroth")
+    shutil.copytree(shared, other)
+    text = (other / "config.toml").read_text()
+    (other / "config.toml").write_text(text.replace('normalise = "nonzero"', 'normalise = "all"'))
+    refused(ConfigError, r"other differs from .*shared in its preparation", run=[shared, other])
+    refused(ConfigError, r"overlap 1\.0 must lie in", overlap=1.0)
+    refused(ConfigError, "--format mha: choose auto, nifti, nrrd, png, npy, dicom-seg", format="mha")
+    refused(ConfigError, "--format dicom-seg is for folders of DICOM slices", format="dicom-seg")
+    refused(ConfigError, "--format png holds 2D images", format="png")
+    refused(DataError, "nowhere does not exist", scans=tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"no scan was found in .*empty"):
-        ps.predict(shared, tmp_path / "empty", out)
+    refused(DataError, r"no scan was found in .*empty", scans=tmp_path / "empty")
     (clinic / "scan1" / "head_FLAIR.nii.gz").unlink()
-    with pytest.raises(DataError, match="case 'scan1' has no flair, and the model was trained with t1, flair"):
-        ps.predict(shared, clinic, out)
+    refused(DataError, "case 'scan1' has no flair, and the model was trained with t1, flair")
     (tmp_path / "list.csv").write_text("case,t1\nx,clinic/scan0/head_T1.nii.gz\n")
-    with pytest.raises(DataError, match="has no column 'flair'"):
-        ps.predict(shared, tmp_path / "list.csv", out)
-    joint = np.ones((18, 18, 18, 3), np.float32)
-    nibabel.save(nibabel.Nifti1Image(joint * np.arange(18)[:, None, None, None], AFFINE), tmp_path / "one.nii.gz")
-    with pytest.raises(DataError, match=r"one\.nii\.gz has 3 channels, and the model was trained with t1, flair"):
-        ps.predict(shared, tmp_path / "one.nii.gz", out)
+    refused(DataError, "has no column 'flair'", scans=tmp_path / "list.csv")
+    one = scan(tmp_path / "one.nii.gz", 1, (18, 18, 18, 3))
+    refused(DataError, r"one\.nii\.gz has 3 channels, and the model was trained with t1, flair", scans=one)
     found = CliRunner().invoke(app, ["predict", str(shared), "--out", str(out)])
     assert isinstance(found.exception, ConfigError) and "name a run and the scans" in str(found.exception)
     assert not out.exists()
 
 
 def test_a_manifest_may_lack_site_and_label_and_a_file_may_hold_all_channels(runs, clinic, tmp_path):
+    def predicted(name, scans):
+        ps.predict(runs / "shared", scans, tmp_path / name, preview=0)
+        return masks(tmp_path / name)
+
     rows = [f"s{k},clinic/scan{k}/head_T1.nii.gz,clinic/scan{k}/head_FLAIR.nii.gz" for k in range(3)]
     (tmp_path / "list.csv").write_text("\n".join(["case,t1,flair", *rows]))
-    ps.predict(runs / "shared", tmp_path / "list.csv", tmp_path / "listed", preview=0)
-    ps.predict(runs / "shared", clinic, tmp_path / "found", preview=0)
-    one, two = masks(tmp_path / "listed"), masks(tmp_path / "found")
+    one, two = predicted("listed", tmp_path / "list.csv"), predicted("found", clinic)
     assert [*one] == [f"s{k}_whole.nii.gz" for k in range(3)]
     assert all(np.array_equal(a, b) for a, b in zip(one.values(), two.values(), strict=True))
     parts = [nibabel.load(clinic / "scan0" / f"head_{m}.nii.gz") for m in ("T1", "FLAIR")]
     whole = np.stack([np.asarray(p.dataobj) for p in parts], -1)
     nibabel.save(nibabel.Nifti1Image(whole, AFFINE), tmp_path / "both.nii.gz")
-    ps.predict(runs / "shared", tmp_path / "both.nii.gz", tmp_path / "joint", preview=0)
-    assert np.array_equal(masks(tmp_path / "joint")["both_whole.nii.gz"], one["s0_whole.nii.gz"])
-    numbered = tmp_path / "nnunet"
-    numbered.mkdir()
+    joint = predicted("joint", tmp_path / "both.nii.gz")
+    assert np.array_equal(joint["both_whole.nii.gz"], one["s0_whole.nii.gz"])
+    (tmp_path / "nnunet").mkdir()
     for k in range(3):
         for j, m in enumerate(("T1", "FLAIR")):
-            (numbered / f"n{k}_000{j}.nii.gz").write_bytes((clinic / f"scan{k}" / f"head_{m}.nii.gz").read_bytes())
-    ps.predict(runs / "shared", numbered, tmp_path / "numbered", preview=0)
-    assert np.array_equal(masks(tmp_path / "numbered")["n2_whole.nii.gz"], one["s2_whole.nii.gz"])
-
-
-def test_the_command_prints_tables_or_json(runs, clinic, tmp_path):
-    words = ["predict", str(runs / "shared"), str(clinic), "--out", str(tmp_path / "masks")]
-    found = CliRunner().invoke(app, words)
-    assert found.exit_code == 0 and "3 scans predicted" in found.stdout and "preview.png" in found.stdout
-    found = CliRunner().invoke(app, [*words[:-1], str(tmp_path / "again"), "--json", "--preview", "0"])
-    lines = [json.loads(line) for line in found.stdout.splitlines()]
-    assert [line["case"] for line in lines] == ["scan0", "scan1", "scan2"] and lines[0].keys() >= {"voxels", "ml"}
-    assert not (tmp_path / "again" / "preview.png").exists()
+            shutil.copy(clinic / f"scan{k}" / f"head_{m}.nii.gz", tmp_path / "nnunet" / f"n{k}_000{j}.nii.gz")
+    assert np.array_equal(predicted("numbered", tmp_path / "nnunet")["n2_whole.nii.gz"], one["s2_whole.nii.gz"])

@@ -26,7 +26,7 @@ def dealt(values, sites=4):
 def outlying(values, sites=4):
     held = dealt(values, sites)
     shared = share(held)
-    return {(site, e.row, e.column): e for site, own in held.items() for e in find(own, shared)}
+    return [e for own in held.values() for e in find(own, shared)]
 
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=64)
@@ -53,22 +53,15 @@ def test_a_site_answers_with_counts_alone():
     assert first.shape == (len(NAMES), 256) and first.dtype == np.int64 and (first.sum(1) == 7).all()
 
 
-def test_a_feature_that_no_case_has_is_nobodys_outlier():
-    values = table()
-    values[:, COLUMN] = np.nan
-    assert not outlying(values) and np.isnan(share(dealt(values)).low[COLUMN])
-
-
 @pytest.mark.parametrize(("value", "found"), [(250.0, True), (150.0, False), (-250.0, True)])
 def test_above_any_other_volume(value, found):
-    """Values spread over a wide range, so that only the first reading sees a larger one."""
+    """Values spread over a wide range, so that only the first reading sees a larger one; wherever the cases lie."""
     values = table()
     values[:, COLUMN] = np.linspace(-2, 2, 30)
     values[17, COLUMN] = value
-    extremes = outlying(values).values()
-    assert [e.column for e in extremes] == [COLUMN] * found
-    for e in extremes:
-        assert e.above == pytest.approx(250 / 2) and e.times < 100
+    for sites in (2, 3, 5):
+        assert [e.column for e in outlying(values, sites)] == [COLUMN] * found
+        assert all(e.above == pytest.approx(250 / 2) and e.times < 100 for e in outlying(values, sites))
 
 
 def test_outside_the_range_of_all():
@@ -76,7 +69,7 @@ def test_outside_the_range_of_all():
     values = table()
     values[:, COLUMN] = np.linspace(1000, 1001, 30)
     values[17, COLUMN] = 1150
-    (extreme,) = outlying(values).values()
+    (extreme,) = outlying(values)
     low, high = np.sort(values[:, COLUMN])[[1, 28]]
     assert extreme.times == pytest.approx((1150 - high) / (high - low)) and extreme.above < 2
     assert (extreme.low, extreme.high, extreme.value) == (low, high, 1150)
@@ -85,18 +78,10 @@ def test_outside_the_range_of_all():
 def test_two_outliers_of_one_kind_hide_from_the_first_reading_alone():
     values = table(60)
     values[[4, 40], COLUMN] = 5000
-    assert {key[2] for key in outlying(values)} == {COLUMN} and len(outlying(values)) == 2
-    assert all(e.above == 1 and e.times > 100 for e in outlying(values).values())
+    assert [(e.column, e.above, e.times > 100) for e in outlying(values)] == [(COLUMN, 1, True)] * 2
 
 
-def test_few_cases_have_no_outliers():
-    values = table(9)
-    values[3, COLUMN] = 1e9
-    assert not outlying(values)
-
-
-def test_where_cases_lie_does_not_matter():
-    values = table()
-    values[17, COLUMN] = 1e6
-    found = [[(e.value, e.times, e.above) for e in outlying(values, sites).values()] for sites in (2, 3, 5)]
-    assert found[0] == found[1] == found[2] and len(found[0]) == 1
+def test_few_cases_and_features_that_no_case_has_have_no_outliers():
+    few, empty = table(9), table()
+    few[3, COLUMN], empty[:, COLUMN] = 1e9, np.nan
+    assert not outlying(few) and not outlying(empty) and np.isnan(share(dealt(empty)).low[COLUMN])

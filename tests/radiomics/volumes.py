@@ -24,10 +24,8 @@ def smooth(rng, shape):
 
 
 def ball(shape, radius=0.9):
-    grid = np.ogrid[tuple(slice(0, n) for n in shape)]
-    return (sum(((x - (n - 1) / 2) / (n / 2)) ** 2 for x, n in zip(grid, shape, strict=True)) < radius**2).astype(
-        np.uint8
-    )
+    far = [((x - (n - 1) / 2) / (n / 2)) ** 2 for x, n in zip(np.ogrid[*map(slice, shape)], shape, strict=True)]
+    return (sum(far) < radius**2).astype(np.uint8)
 
 
 def voxels(shape, *where):

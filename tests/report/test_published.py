@@ -1,51 +1,55 @@
-"""Published numbers: the files, and the tables that set measured values beside them."""
+"""Published numbers beside measured ones, and averages over classes: the best mean beside the honest one."""
 
+import csv
+import io
 import json
 from dataclasses import replace
+from math import isnan
 
 import numpy as np
 import pytest
 
 from folders import write as write_run
+from polysite import config
 from polysite.costs.speeds import Speeds
-from polysite.engines.record import SiteValidation
+from polysite.engines.record import Result, RoundRecord, SiteRecord, SiteValidation
+from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, RunError
-from polysite.report import published
-from polysite.report.compare import compare
+from polysite.metrics.averages import WAYS
+from polysite.report import axes, published
+from polysite.report.averages import best_mean, honest
+from polysite.report.compare import compare, tables
 from polysite.report.published import Paper, numbers
 from polysite.report.runs import Method, read
+from polysite.site import CaseScore
+
+GOOD, FAIR = (8, 1, 1, 90), (5, 5, 5, 85)
+EFFORT = SiteRecord(1.0, steps=4, lr_sum=0.1, seconds=0.1, bytes_down=1, bytes_up=1)
 
 
 def test_every_table_of_the_four_papers_is_there():
     names = published.names()
-    wanted = {"A": 7, "B": 3, "C": 4, "D": 4}
-    assert {f"{p}_table{k}" for p, count in wanted.items() for k in range(1, count + 1)} < set(names)
-    assert {*(f"{p}_text" for p in wanted), "B_tableA4"} < set(names)
-    for name in names:
-        assert numbers(name) and all(n.table == name and n.measure for n in numbers(name)), name
+    wanted = {f"{paper}_table{k + 1}" for paper, count in zip("ABCD", (7, 3, 4, 4), strict=True) for k in range(count)}
+    assert wanted | {f"{paper}_text" for paper in "ABCD"} | {"B_tableA4"} < set(names)
+    assert all(numbers(name) and all(n.table == name and n.measure for n in numbers(name)) for name in names)
     assert len(numbers("B_table1")) == 95 and len(numbers("C_table3")) == 138
 
 
-def test_a_table_that_is_not_there_is_named():
-    with pytest.raises(ConfigError, match="there is no published table 'B_table9'"):
-        numbers("B_table9")
-    with pytest.raises(ConfigError, match=r"published\.methods: mine is 'FedAvq' in no table"):
-        Paper(("B_table3",), {"mine": ("FedAvq",)})
+def measured(tmp_path, found, **given):
+    """A comparison of one method, called mine."""
+    write_run(tmp_path / "run", found, **given)
+    return compare([Method("mine", (read(tmp_path / "run", "mine"),))])
 
 
 def test_measured_values_stand_beside_the_published_ones(tmp_path):
     dice = {"01": {"a": {"WT": 0.9, "TC": 0.7, "ET": 0.5}, "b": {"WT": 0.7, "TC": 0.5, "ET": 0.3}}}
-    write_run(tmp_path / "run", dice)
-    methods = [Method("mine", (read(tmp_path / "run", "mine"),))]
     paper = Paper(("B_table3", "C_table3"), {"mine": ("Centralized",)})
-    one, sites = published.tables(compare(methods), paper, Speeds())
+    one, sites = published.tables(measured(tmp_path, dice), paper, Speeds())
     lines = {line.cells[1].text: line.cells for line in one.lines}
     _, _, theirs, ours, gap, within = lines["Dice"]
     assert (theirs.text, ours.value, within.text) == ("0.815 ± 0.161", pytest.approx(0.6), "no")
     assert gap.value == pytest.approx(0.6 - 0.815) and lines["Dice WT"][3].value == pytest.approx(0.8)
     assert lines["Dice WT"][5].text == "no" and lines["Dice ET"][5].text == "no"
-    assert "Not measured here: FedAvg w/ fixed local epochs" in one.note
-    assert "On the printed Dice TC of Prior CFL HGG/LGG: " in one.note and "misprint" in one.note
     order = [line.cells[1].text.removeprefix("Dice institution ") for line in sites.lines]
     assert order == sorted(order, key=int)
     local = {line.cells[1].text: line.cells for line in sites.lines}
@@ -53,17 +57,15 @@ def test_measured_values_stand_beside_the_published_ones(tmp_path):
     assert local["Dice institution 4"][3].text == "–" and local["Dice institution 1"][5].text == ""
 
 
-def seen(tp, fp, fn, tn):
-    """Counts of one label and its background in the only case of two sites."""
-    counts = {"background": (tn, fn, fp, tp), "WT": (tp, fp, fn, tn)}
-    return {s: SiteValidation(1, 0.5, {"WT": 0.5}, counts) for s in ("a", "b")}
+def seen(**sites):
+    """Counts of the only label of every site, and those of its background."""
+    return {s: SiteValidation(1, 0.5, {"WT": 0.5}, {"background": c[::-1], "WT": c}) for s, c in sites.items()}
 
 
 def test_best_means_stand_beside_those_of_paper_d_in_the_setting_of_the_federation(tmp_path):
-    rounds = [seen(8, 1, 1, 90), seen(5, 5, 5, 85)]
+    rounds = [seen(a=GOOD, b=GOOD), seen(a=FAIR, b=FAIR)]
     counts = {s: {"1": v.counts} for s, v in rounds[-1].items()}
-    write_run(tmp_path / "run", {s: {"1": {"WT": 0.5}} for s in "ab"}, rounds=2, counts=counts, peeked=rounds)
-    found = compare([Method("mine", (read(tmp_path / "run", "mine"),))])
+    found = measured(tmp_path, {s: {"1": {"WT": 0.5}} for s in "ab"}, rounds=2, counts=counts, peeked=rounds)
     settings = {f"l = {k}": (f"BraTS2017 l={k} four-target",) for k in (0, 3)}
     paper = Paper(("D_table4",), {"mine": ("FedAvg",)}, settings=settings)
     (grid,) = published.tables(found, paper.on("l = 3"), Speeds())
@@ -105,8 +107,7 @@ def test_a_mean_over_sites_stands_beside_one_with_its_spread_between_sites(tmp_p
     """Table 3 of paper A: four clients with the means that Table 4 prints give 0.828 ± 0.12, whatever their sizes."""
     means = {n.where: n.value for n in numbers("A_table4") if (n.method, n.setting) == ("FedAvg_default", "FeTS^A")}
     cases = {s: {str(k): {"WT": means[s]} for k in range(int(s))} for s in "1234"}
-    write_run(tmp_path / "run", cases)
-    found = compare([Method("mine", (read(tmp_path / "run", "mine"),))])
+    found = measured(tmp_path, cases)
     paper = Paper(("A_table3",), {"mine": ("FedAvg (default 1.0)",)}, setting=("FeTS^A: Client_1",), over="sites")
     (line,) = published.tables(found, paper, Speeds())[0].lines
     assert (line.cells[2].text, line.cells[3].text, line.cells[5].text) == ("0.828 ± 0.120", "0.828 ± 0.119", "yes")
@@ -125,27 +126,98 @@ def test_distances_of_an_assessment_stand_beside_those_of_paper_a(tmp_path):
     (tmp_path / "assess").mkdir()
     stored = tmp_path / "assess" / "assessment.json"
     stored.write_text(json.dumps({"quantities": quantities, "distances": distances}))
-    write_run(tmp_path / "run", {"a": {"1": {"WT": 0.5}}})
-    found = compare([Method("mine", (read(tmp_path / "run", "mine"),))])
+    found = measured(tmp_path, {"a": {"1": {"WT": 0.5}}})
     paper = Paper(("A_table1", "A_table2"), setting=("FeTS ET", "FeTS^A"))
     one, two = published.tables(found, paper, Speeds(), stored.parent)
     assert {line.cells[0].text: line.cells[3].value for line in one.lines} == {"EMD_maxI": 3.5, "EMD_maxL": 7.0}
     rows = {(line.cells[0].text, line.cells[1].text): line.cells[3].value for line in two.lines}
     assert (rows["D_EMD", "EMD 2-4"], rows["D_EMD", "EMD column sum 1"]) == (7.5, 9.0)
     assert "D_EUC" in two.note  # which this assessment does not have
+    assert axes.distances([stored.parent]) == {"EMD_maxI": 3.5, "EMD_maxL": 7.0, "EMD": 5.25}
     stored.write_text("{}")
     with pytest.raises(RunError, match="is no assessment that can be read"):
         published.tables(found, paper, Speeds(), stored.parent)
 
 
 @pytest.mark.parametrize(
-    "wrong, said",
+    ("wrong", "said"),
     [
         ({"settings": {"l = 0": ("BraTS2017 l=9",)}}, r"published\.settings: l = 0 is 'BraTS2017 l=9' in no table"),
         ({"setting": ("BraTS",)}, r"published\.setting is 'BraTS' in no table"),
         ({"methods": {"mine": ("FedAvg @ BraTS",)}}, r"published\.methods: mine is 'BraTS' in no table"),
+        ({"methods": {"mine": ("FedAvq",)}}, r"published\.methods: mine is 'FedAvq' in no table"),
+        ({"tables": ("B_table9",)}, "there is no published table 'B_table9'"),
     ],
 )
-def test_a_setting_that_is_not_there_is_named(wrong, said):
+def test_what_is_not_there_is_named(wrong, said):
     with pytest.raises(ConfigError, match=said):
-        Paper(("D_table4",), **wrong)
+        Paper(**{"tables": ("D_table4",), **wrong})
+
+
+@pytest.fixture
+def segmented(tmp_path):
+    """The second of three rounds is the best on test cases; the last was chosen on validation cases."""
+    rounds = [seen(a=FAIR, b=FAIR), seen(a=GOOD, b=GOOD), seen(a=GOOD, b=FAIR)]
+    counts = {s: {f"{s}-1": v.counts} for s, v in rounds[-1].items()}
+    found = {s: {f"{s}-1": {"WT": 0.5}} for s in "ab"}
+    write_run(tmp_path / "peeked", found, counts=counts, peeked=rounds)
+    write_run(tmp_path / "old", found, algorithm="fedprox")
+    return [Method(name, (read(tmp_path / name, name),)) for name in ("peeked", "old")]
+
+
+def classified(path, rounds):
+    """A run of a classification; ``rounds``: site -> pairs of predicted and true class of its test cases."""
+    folder = RunFolder.create(path, config.dump(config.build({})), 0)
+    scores = [{s: {} for s in found} for found in rounds]
+    for k, found in enumerate(scores):
+        for site, pairs in rounds[k].items():
+            answers = [CaseScore({"accuracy": float(p == t)}, 0.5, p, t) for p, t in pairs]
+            found[site].update({str(n): answer for n, answer in enumerate(answers)})
+        peeked = {s: SiteValidation.of(cases, counted=True) for s, cases in found.items()}
+        folder.append(RoundRecord(k, 0, dict.fromkeys(found, EFFORT), measure="accuracy", peeked=peeked))
+    nothing = {s: {} for s in scores[-1]}
+    about = "classification", ("x", "y"), ("t1",)
+    folder.finish(Result(*about, len(rounds), len(rounds) - 1, 0, validation=nothing, test=scores[-1]))
+    return read(path, path.name)
+
+
+def test_a_segmentation_has_all_four_averages_with_the_best_mean_beside_each(segmented):
+    found = compare(segmented)
+    (grid,) = [g for g in tables(found) if g.name == "averages"]
+    assert grid.head == (
+        "average", "method", "IoU", "BMIoU", "Dice", "BMDice", "sensitivity", "BMSens", "specificity", "BMSpec",
+    )  # fmt: skip
+    assert [line.cells[0].text for line in grid.lines[::2]] == [way.title for way in WAYS]
+    assert grid.names == 2  # a part of this table without the methods would say nothing
+    rows = {(line.cells[0].text, line.cells[1].text): [c.value for c in line.cells[2:]] for line in grid.lines}
+    assert rows["per client", "peeked"][:2] == pytest.approx([(8 / 10 + 5 / 15) / 2, 8 / 10])
+    assert rows["per client", "peeked"][2:4] == pytest.approx([(16 / 18 + 10 / 20) / 2, 16 / 18])
+    assert rows["pooled", "peeked"][:2] == pytest.approx([13 / 25, 8 / 10])
+    bg = (90 / 92 + 8 / 10) / 2, (85 / 95 + 5 / 15) / 2
+    assert rows["per client + bg", "peeked"][:2] == pytest.approx([sum(bg) / 2, bg[0]])
+    assert rows["pooled + bg", "peeked"][:2] == pytest.approx([(175 / 187 + 13 / 25) / 2, bg[0]])
+    assert all(value is None for (_, method), row in rows.items() if method == "old" for value in row)
+    assert "best on validation cases" in grid.note and "counts as a class" in grid.note
+    written = list(csv.DictReader(io.StringIO(grid.csv())))
+    assert float(written[0]["BMIoU (value)"]) == pytest.approx(0.8) and written[-1]["average"] == "pooled + bg"
+    run, old = (method.first for method in segmented)
+    assert run.counts == {s: run.records[-1].peeked[s].counts for s in "ab"}
+    assert run.counts["a"] == {"background": (90, 1, 1, 8), "WT": GOOD}
+    assert old.counts == {} and isnan(honest(old, "dice")) and isnan(best_mean(old, "dice"))
+    assert not any(g.name == "averages" for g in tables(compare(segmented[1:])))
+
+
+def test_a_classification_has_two_averages(tmp_path):
+    """One of four at each client is of the other class, and everybody answers its own majority in the last round."""
+    own = [(0, 0)] * 4 + [(0, 1)], [(1, 1)] * 4 + [(1, 0)]
+    right = [(0, 0)] * 4 + [(1, 1)], [(1, 1)] * 4 + [(1, 0)]
+    run = classified(tmp_path / "run", [dict(zip("ab", each, strict=True)) for each in (right, own)])
+    (grid,) = [g for g in tables(compare([Method("run", (run,))])) if g.name == "averages"]
+    rows = {line.cells[0].text: [c.value for c in line.cells[2:]] for line in grid.lines}
+    assert set(rows) == {"per client", "pooled"} and grid.head[2:6] == (
+        "accuracy", "BMACC", "balanced accuracy", "BMBACC",
+    )  # fmt: skip
+    assert rows["per client"][::2] == pytest.approx([0.8, 0.5, 4 / 9, 0.5, 0.5])
+    assert rows["pooled"][::2] == pytest.approx([0.8] * 5)
+    assert rows["per client"][1::2] == pytest.approx([0.9, 0.75, (1 + 4 / 9) / 2, 0.75, 0.75])
+    assert rows["pooled"][1] == pytest.approx(0.9)

@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -39,13 +40,12 @@ def offline(monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def go(path, watch, rounds=6, resume=False, **plan):
+def go(path, watch, rounds=6, resume=False):
     """A run, or the rest of it, as ``study`` does it."""
     algorithm = FedAvg()
     engine = Simulator(algorithm, {"a": Quadratic(1.0, np.zeros(1)), ODD: Quadratic(4.0, np.array([1.0, 1.2]))})
     folder = RunFolder.open(path) if resume else RunFolder.create(path, CONFIG, 0)
-    plan = {"checkpoint_every": 2, "validate_every": 2, **plan}
-    phases = [Phase(algorithm, engine, Plan(rounds=rounds, **plan))]
+    phases = [Phase(algorithm, engine, Plan(rounds=rounds, checkpoint_every=2, validate_every=2))]
     at = find_progress(folder, phases) if resume else None
     watch.begin(path.name, rounds, at.round + 1 if at else 0, at.best_score if at else 0.0)
     run_phases(phases, START, 0, folder, resume=at, watch=watch)
@@ -58,23 +58,16 @@ def tensorboard_scalars(path):
     return {k: [(e.step, e.value) for e in events.Scalars(k)] for k in events.Tags()["scalars"]}
 
 
-def client_of(path):
-    return store((path / "mlflow" / "store").as_uri())
-
-
 def store(uri):
+    """A client of a store, and its runs."""
     from mlflow.tracking import MlflowClient  # after the tracker: what it sets must be there before
 
-    return MlflowClient(tracking_uri=uri)
-
-
-def runs_of(client):
-    return client.search_runs([e.experiment_id for e in client.search_experiments()])
+    client = MlflowClient(tracking_uri=uri)
+    return client, client.search_runs([e.experiment_id for e in client.search_experiments()])
 
 
 def mlflow_scalars(path):
-    client = client_of(path)
-    (run,) = runs_of(client)
+    client, (run,) = store((path / "mlflow" / "store").as_uri())
     return {k: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, k)] for k in run.data.metrics}
 
 
@@ -101,47 +94,36 @@ class Stop(Watch):
             raise KeyboardInterrupt
 
 
-def test_one_run_is_told_to_both(tmp_path):
-    path = tmp_path / "run"
+def test_one_run_is_told_to_both_and_mlflow_has_the_configuration_and_the_result(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "MAX_PARAMS", 2)  # so that they go in parts
+    monkeypatch.setattr(tracking, "MAX_METRICS", 3)
+    path = tmp_path / "a run"
     folder = go(path, Many(*(tracker(kind, path) for kind in READERS)))
     want = expected(folder)
     assert tensorboard_scalars(path) == want and mlflow_scalars(path) == want
     assert [step for step, _ in want["mean_Dice"]] == [2, 4, 6] and len(want["steps"]) == 6
     assert {"loss/a", "Dice/a/L", "validation_loss/a", "bytes_up"} < want.keys() and len(want) == 10
-
-
-def test_mlflow_has_the_configuration_and_the_result(tmp_path):
-    path = tmp_path / "a run"
-    go(path, tracker("mlflow", path))
-    client = client_of(path)
-    (run,) = runs_of(client)
+    client, (run,) = store((path / "mlflow" / "store").as_uri())
     assert run.data.params == {"seed": "7", "algorithm.name": "fedavg", "data.sites.St. Anna :282:29.cases": "5"}
     assert (run.info.run_name, run.info.status) == ("a run", "FINISHED")
     assert run.data.tags["polysite.folder"] == str(path)
-    names = {f.path for f in client.list_artifacts(run.info.run_id)}
-    assert names == {"config.toml", "result.json"}
+    assert {f.path for f in client.list_artifacts(run.info.run_id)} == {"config.toml", "result.json"}
     copy = client.download_artifacts(run.info.run_id, "result.json", str(tmp_path))
     assert json.loads(Path(copy).read_text())["rounds"] == 6
 
 
 @both
-@pytest.mark.parametrize("after", [0, 2, 3], ids=["before a checkpoint", "after one", "at one"])
-def test_a_run_that_goes_on_is_told_once(kind, after, tmp_path):
+@pytest.mark.parametrize(
+    ("after", "tracked"), [(0, True), (2, True), (3, True), (4, False)],
+    ids=["before a checkpoint", "after one", "at one", "not tracked until then"],
+)  # fmt: skip
+def test_a_run_that_goes_on_is_told_once_and_whole(kind, after, tracked, tmp_path):
     path = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        go(path, Many(tracker(kind, path), Stop(after)))
-    assert len(READERS[kind](path)["steps"]) == after + 1  # nothing is held back
+        go(path, Many(*[tracker(kind, path)] * tracked, Stop(after)))
+    if tracked:
+        assert len(READERS[kind](path)["steps"]) == after + 1  # nothing is held back
     folder = go(path, tracker(kind, path), resume=True)
-    assert READERS[kind](path) == expected(folder)
-
-
-@both
-def test_what_happened_before_a_run_was_tracked_is_told_too(kind, tmp_path):
-    path = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        go(path, Stop(4))
-    folder = go(path, tracker(kind, path), resume=True)
-    assert [step for step, _ in READERS[kind](path)["steps"]] == [1, 2, 3, 4, 5, 6]
     assert READERS[kind](path) == expected(folder)
 
 
@@ -153,8 +135,8 @@ def test_the_users_own_store_is_used_and_its_address_kept_out_of_the_folder(tmp_
         go(tmp_path / name, tracker("mlflow", tmp_path / name))
         (note,) = (tmp_path / name / "mlflow").iterdir()
         assert "secret" not in note.name + note.read_text()
-    client = store(mine.as_uri())
-    assert {r.info.run_name for r in runs_of(client)} == {"one", "two"} and client.get_experiment_by_name("hearts")
+    client, runs = store(mine.as_uri())
+    assert {r.info.run_name for r in runs} == {"one", "two"} and client.get_experiment_by_name("hearts")
 
 
 def test_a_store_that_is_away_for_a_round_misses_nothing(tmp_path, monkeypatch, caplog):
@@ -173,11 +155,17 @@ def test_a_store_that_is_away_for_a_round_misses_nothing(tmp_path, monkeypatch, 
     assert caplog.text.count("gone") == 2
 
 
-def test_a_store_that_cannot_be_used_is_refused_before_training(tmp_path, monkeypatch):
+def test_what_cannot_be_used_is_refused_before_training(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "carrier-pigeon://loft")
     with pytest.raises(RunError, match="cannot be used"):
         go(tmp_path / "run", tracker("mlflow", tmp_path / "run"))
     assert RunFolder.open(tmp_path / "run").records() == []
+    with pytest.raises(ConfigError, match="did you mean 'mlflow'"):
+        tracker("ml_flow", tmp_path)
+    for kind in READERS:
+        monkeypatch.setitem(sys.modules, kind, None)
+        with pytest.raises(ConfigError, match=rf"{kind}.*pip install 'polysite\[track\]'"):
+            tracker(kind, tmp_path / "run")
 
 
 def test_mlflow_is_told_not_to_report_home_before_it_is_imported(tmp_path, monkeypatch):
@@ -192,53 +180,8 @@ def test_mlflow_is_told_not_to_report_home_before_it_is_imported(tmp_path, monke
     assert asked[0] == ("mlflow", "true")
 
 
-def test_many_parameters_and_metrics_go_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(tracking, "MAX_PARAMS", 2)
-    monkeypatch.setattr(tracking, "MAX_METRICS", 3)
-    folder = go(tmp_path / "run", tracker("mlflow", tmp_path / "run"))
-    assert mlflow_scalars(folder.path) == expected(folder)
-    assert len(runs_of(client_of(folder.path))[0].data.params) == 3
-
-
-@both
-def test_a_missing_package_is_named_at_once(kind, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, kind, None)
-    with pytest.raises(ConfigError, match=rf"{kind}.*pip install 'polysite\[track\]'"):
-        tracker(kind, tmp_path / "run")
-
-
-def test_an_unknown_tracker_suggests_the_nearest(tmp_path):
-    with pytest.raises(ConfigError, match="did you mean 'mlflow'"):
-        tracker("ml_flow", tmp_path)
-
-
 def test_many_pass_everything_on():
-    class Notes(Watch):
-        def __init__(self):
-            self.heard = []
-
-        def case(self, *given):
-            self.heard.append(("case", *given))
-
-        def begin(self, *given):
-            self.heard.append(("begin", *given))
-
-        def end(self):
-            self.heard.append(("end",))
-
-        def site(self, *given):
-            self.heard.append(("site", *given))
-
-        def doing(self, *given):
-            self.heard.append(("doing", *given))
-
-        def round(self, *given):
-            self.heard.append(("round", *given))
-
-    calls = [("case", 1, 2, "x"), ("begin", "t", 3, 0, 0.5), ("site", 0, "a", 1, 2), ("round", {"round": 0}), ("end",)]
-    calls.append(("doing", "a", "train", False))
-    assert {name for name, *_ in calls} == {name for name in vars(Watch) if not name.startswith("_")}
-    notes = Notes(), Notes()
-    for name, *given in calls:
-        getattr(Many(*notes), name)(*given)
-    assert notes[0].heard == notes[1].heard == calls
+    names, notes = [name for name in vars(Watch) if not name.startswith("_")], (Mock(), Mock())
+    for name in names:
+        getattr(Many(*notes), name)(name, 1)
+    assert notes[0].mock_calls == notes[1].mock_calls == [getattr(call, name)(name, 1) for name in names]

@@ -6,7 +6,7 @@ import torch
 from scipy import ndimage
 
 import polysite as ps
-from polysite.config import Study, dump, parse
+from polysite.config import dump, parse
 from polysite.data.case import Case
 from polysite.errors import ConfigError, DataError
 from polysite.training import tasks
@@ -14,55 +14,26 @@ from polysite.training.cleaning import Clean, cleaned
 from polysite.training.network import Network
 from polysite.training.torch_site import TorchSite
 
-ONE = (1.0, 1.0, 1.0)
 
-
-@pytest.fixture(params=[2, 3])
-def noise(request):
-    """A mask of random blobs, some of which touch by a corner only or enclose background."""
-    smooth = ndimage.gaussian_filter(np.random.default_rng(0).normal(size=(24,) * request.param), 1.0)
+@pytest.mark.parametrize("dims", [2, 3])
+def test_cleaning_is_that_of_scipy(dims):
+    """Of random blobs, some of which touch by a corner only or enclose background."""
+    smooth = ndimage.gaussian_filter(np.random.default_rng(0).normal(size=(24,) * dims), 1.0)
     mask = smooth > np.quantile(smooth, 0.8)
-    mask[(slice(4, 12),) * request.param] = True
-    mask[(slice(6, 9),) * request.param] = False
-    return mask[None]
-
-
-def components(mask):
-    marks, count = ndimage.label(mask, np.ones((3,) * mask.ndim))
-    return [marks == k for k in range(1, count + 1)]
-
-
-def test_cleaning_is_that_of_scipy(noise):
-    spacing = (1.0,) * (noise.ndim - 1)
-    parts = components(noise[0])
-    assert len(parts) > 3
-    largest = max(parts, key=np.sum)
-    assert (cleaned(noise, Clean(largest=True), spacing)[0] == largest).all()
-    few = sum((part for part in parts if part.sum() >= 20), np.zeros_like(noise[0]))
-    assert (cleaned(noise, Clean(smallest=20), spacing)[0] == few).all() and few.sum() < noise.sum()
-    filled = ndimage.binary_fill_holes(noise[0])
-    assert (cleaned(noise, Clean(fill=True), spacing)[0] == filled).all() and filled.sum() > noise.sum()
-    both = cleaned(noise, Clean(largest=True, fill=True), spacing)[0]
-    assert (both == ndimage.binary_fill_holes(largest)).all()
-
-
-def test_a_ring_on_paper():
-    ring = np.zeros((1, 7, 7), bool)
-    ring[0, 1:6, 1:6] = True
-    ring[0, 2:5, 2:5] = False
-    ring[0, 3, 3] = True  # an island in the hole
-    assert cleaned(ring, Clean(largest=True), (1, 1)).sum() == 16
-    assert cleaned(ring, Clean(fill=True), (1, 1)).sum() == 25
-    assert cleaned(ring, Clean(smallest=2), (1, 1)).sum() == 16
-    open_ring = ring.copy()
-    open_ring[0, 1, 3] = False
-    open_ring[0, 1, 2] = False
-    assert (cleaned(open_ring, Clean(fill=True), (1, 1)) == open_ring).all()
-    assert not cleaned(np.zeros((2, 4, 4), bool), Clean(True, 3.0, "voxels", True), (1, 1)).any()
-    edge = np.zeros((1, 3, 4), bool)
-    edge[0, :2, :3] = True
-    edge[0, 0, 1] = False  # background at the border is no hole
-    assert (cleaned(edge, Clean(fill=True), (1, 1)) == edge).all()
+    mask[(slice(4, 12),) * dims] = True
+    mask[(slice(6, 9),) * dims] = False
+    marks, count = ndimage.label(mask, np.ones((3,) * dims))
+    parts = [marks == k for k in range(1, count + 1)]
+    largest, few = max(parts, key=np.sum), np.any([part for part in parts if part.sum() >= 20], 0)
+    filled = ndimage.binary_fill_holes(mask)
+    assert len(parts) > 3 and few.sum() < mask.sum() < filled.sum()
+    for clean, expected in (
+        (Clean(largest=True), largest),
+        (Clean(smallest=20), few),
+        (Clean(fill=True), filled),
+        (Clean(largest=True, fill=True), ndimage.binary_fill_holes(largest)),
+    ):
+        assert (cleaned(mask[None], clean, (1.0,) * dims)[0] == expected).all(), clean
 
 
 def test_sizes_in_millimetres_need_a_known_spacing():
@@ -72,18 +43,16 @@ def test_sizes_in_millimetres_need_a_known_spacing():
     assert cleaned(masks, clean, (1.0, 1.0, 1.0)).sum() == 12  # 8 and 4 mm3
     assert cleaned(masks, clean, (1.0, 1.0, 0.5)).sum() == 8  # 4 and 2 mm3
     with pytest.raises(DataError, match="in millimetres; give the size in voxels instead"):
-        cleaned(masks, clean, ONE, "")
+        cleaned(masks, clean, (1.0, 1.0, 1.0), "")
 
 
 def test_exclusive_labels_stay_exclusive():
-    core = np.zeros((7, 7), bool)
+    ring, core = np.zeros((2, 7, 7), bool)
     core[3, 3] = True
-    ring = np.zeros((7, 7), bool)
     ring[1:6, 1:6], ring[2:5, 2:5] = True, False
     found = cleaned(np.stack([ring, core]), Clean(fill=True), (1, 1), exclusive=True)
     assert (found[1] == core).all() and found[0].sum() == 24 and not (found[0] & found[1]).any()
-    apart = cleaned(np.stack([ring, core]), Clean(fill=True), (1, 1))
-    assert apart[0].sum() == 25
+    assert cleaned(np.stack([ring, core]), Clean(fill=True), (1, 1))[0].sum() == 25
 
 
 class Given(torch.nn.Module):
@@ -97,33 +66,29 @@ class Given(torch.nn.Module):
         return x * self.scale
 
 
-def site_of(predicted, truth, clean, exclusive=False):
-    train = ps.Train(patch=(8, 8, 8), device="cpu", clean=clean, exclusive=exclusive, overlap=0.0)
-    case = Case("a", "x", np.where(predicted, 1.0, -1.0).astype(np.float32), truth.astype(np.uint8))
-    return TorchSite("a", Network(Given(), train), {"test": [case]}, ("L",), train, 0, tasks.Outline())
-
-
 def test_scores_and_measures_are_those_of_cleaned_masks():
     truth = np.zeros((1, 8, 8, 8), bool)
     truth[0, 1:4, 1:4, 1:4] = True
     predicted = truth.copy()
     predicted[0, 6, 6, 6] = True  # a false island
-    raw, clean = (site_of(predicted, truth, c) for c in (Clean(), Clean(largest=True)))
-    assert raw.score(raw.start, ["x"])["x"].labels["L"] == 54 / 55
-    score = clean.score(clean.start, ["x"])["x"]
+    case = Case("a", "x", np.where(predicted, 1.0, -1.0).astype(np.float32), truth.astype(np.uint8))
+
+    def site_of(clean):
+        train = ps.Train(patch=(8, 8, 8), device="cpu", clean=clean, overlap=0.0)
+        return TorchSite("a", Network(Given(), train), {"test": [case]}, ("L",), train, 0, tasks.Outline())
+
+    raw, clean = site_of(Clean()), site_of(Clean(largest=True))
+    before, score = (s.score(s.start, ["x"])["x"] for s in (raw, clean))
+    assert before.labels["L"] == 54 / 55 and before.loss == score.loss  # the loss is of logits
     assert score.labels["L"] == 1.0 and score.counts["L"] == (27, 0, 0, 485)
-    assert score.loss == raw.score(raw.start, ["x"])["x"].loss  # the loss is of logits
     (found,) = clean.examine(clean.start, ["x"], 1.0)
     assert found.measures["L"]["hd95"] == 0.0 and found.prediction.sum() == 27
-    assert clean._score_together(clean.predictions(clean.start, ["x"])) == clean.score(
-        clean.start, ["x"]
-    )  # as on a GPU
+    assert clean._score_together(clean.predictions(clean.start, ["x"])) == {"x": score}  # as on a GPU
 
 
 def test_settings_are_refused_where_they_mean_nothing():
     study = parse("[train]\nclean = { largest = true, smallest = 5, unit = 'mm' }")
     assert study.train.clean == Clean(largest=True, smallest=5.0, unit="mm") and parse(dump(study)) == study
-    assert not Study().train.clean.does
     with pytest.raises(ConfigError, match="smallest = -1"):
         Clean(smallest=-1.0)
     with pytest.raises(ConfigError, match="this model classifies images"):

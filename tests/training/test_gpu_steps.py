@@ -1,15 +1,17 @@
-"""Steps that a GPU shares between sites: the same gradients as plain ones, whatever the number of cases."""
+"""Steps and forward passes that a GPU shares between sites: the logits and gradients of plain ones, in any batch."""
 
-import weakref
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 import torch._dynamo  # before tests patch torch.compiler, whose functions it keeps
 
 from polysite.models.densenet import DenseNet
+from polysite.models.names import head_of
 from polysite.models.unet import UNet
 from polysite.training import gpu_steps
+from polysite.training.gpu_passes import GpuPasses
 from polysite.training.gpu_steps import GpuSteps, can_accelerate
 from polysite.training.tasks import CaseLoss, Outline
 
@@ -42,7 +44,7 @@ def batch(count, seed=0):
 
 
 def gradients(net):
-    return [p.grad.clone() for p in net.parameters()]
+    return {n: p.grad.clone() for n, p in net.named_parameters() if p.requires_grad}
 
 
 def plain(net, x, y):
@@ -52,14 +54,12 @@ def plain(net, x, y):
     return loss.detach(), gradients(net)
 
 
-def take(steps, times, loss=LOSS):
-    for _ in range(times):
-        steps.backward(*batch(2), loss, 2)
+def take(steps, times):
+    return [float(steps.backward(*batch(2), LOSS, 2)) for _ in range(times)]
 
 
-def close(net, wanted):
-    for mine, theirs in zip(gradients(net), wanted, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
+def close(found, wanted):
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("compiled")
@@ -69,7 +69,7 @@ def test_compiled_steps_have_the_gradients_of_plain_ones_also_of_incomplete_batc
     steps = GpuSteps(net, False, True, 0)
     for seed, (count, (loss, wanted)) in enumerate(zip((4, 3, 4, 1), expected, strict=True)):
         assert steps.backward(*batch(count, seed), LOSS, 4) == pytest.approx(float(loss), abs=1e-6)
-        close(net, wanted)
+        close(gradients(net), wanted)
     assert steps.compiled and len(steps._steps) == 2
     assert all(steps.mark(step.kind).exists() for step in steps._steps.values())
     assert len(steps.idle) == 10 and all(p.grad is zero for p, zero in steps.idle.items())
@@ -92,28 +92,6 @@ def test_a_run_compiles_if_the_steps_that_are_left_save_more_than_compiling_take
     assert GpuSteps(net, False, True, 0).pays(0.0, "kind") and not GpuSteps(net, False, False, 10**9).pays(1.0, "kind")
 
 
-def test_a_later_run_compiles_a_step_that_earlier_runs_did_not_have(net, compiled, monkeypatch):
-    monkeypatch.setattr(gpu_steps, "GAIN", 1e9)  # every step that is left pays
-    steps, other = GpuSteps(net, False, "auto", 12, later=12), CaseLoss(Outline(), "dice_ce")
-    take(steps, 12)
-    assert len(compiled) == 1
-    steps.begin(12, 0)
-    take(steps, 8, other)
-    assert len(compiled) == 1
-    take(steps, 1, other)
-    assert len(compiled) == 2 and steps.counts.total() == steps.taken == 21
-
-
-def test_what_did_not_pay_in_one_run_is_reconsidered_in_the_next(net, compiled):
-    steps = GpuSteps(net, False, "auto", 12)
-    take(steps, 12)
-    steps.begin(10**9, 0)
-    take(steps, 8)
-    assert not compiled
-    take(steps, 1)
-    assert len(compiled) == 1
-
-
 @pytest.mark.usefixtures("compiled")
 def test_a_captured_step_that_a_later_run_compiles_keeps_its_loss_and_gradients(net, monkeypatch):
     """The memory of the step is allocated twice then; the weights of its cases must be set in both."""
@@ -126,69 +104,22 @@ def test_a_captured_step_that_a_later_run_compiles_keeps_its_loss_and_gradients(
     for later in (False, True):
         if later:
             steps.begin(10**9, 0)
-        for _ in range(12):
-            assert steps.backward(*batch(2), LOSS, 2) == pytest.approx(float(loss), abs=1e-6)
+        assert take(steps, 12) == pytest.approx([float(loss)] * 12, abs=1e-6)
         (step,) = steps._steps.values()
         assert bool(step.compiled) == later and (later or step.run is not None)
-    close(net, wanted)
+    close(gradients(net), wanted)
 
 
 def test_steps_are_captured_again_when_the_parameters_have_moved(net):
     steps = GpuSteps(net, False, "auto", 20)
-    steps.backward(*batch(2), LOSS, 2)
+    take(steps, 1)
     (step,) = steps._steps.values()
     step.run = lambda: pytest.fail("this would read memory that is free")
     steps.lay_out(torch.contiguous_format)
     assert step.run is not None  # nothing moved
     steps.lay_out(torch.channels_last_3d)
     assert step.run is None and step.due == step.taken
-    loss, _ = plain(net, *batch(2))
-    assert steps.backward(*batch(2), LOSS, 2) == pytest.approx(float(loss), abs=1e-6)
-
-
-def test_the_memory_of_a_step_is_what_its_layers_keep(net):
-    steps = GpuSteps(net, False, "auto", 20)
-    for count in (2, 4):
-        steps.backward(*batch(count), LOSS, count)
-    two, four = (step._bytes(*batch(count)) for step, count in zip(steps._steps.values(), (2, 4), strict=True))
-    weights = sum(p.nbytes for p in net.parameters())
-    assert 1.5 * (two - 2 * weights) < four < 2 * two and two > batch(2)[0].nbytes * 4
-
-
-def test_measuring_the_memory_of_a_step_keeps_no_tensor_and_so_no_stream_that_would_forbid_a_capture(net):
-    steps = GpuSteps(net, False, "auto", 20)
-    steps.backward(*batch(2), LOSS, 2)
-    (step,) = steps._steps.values()
-    made = []
-    for layer in net.modules():
-        if not list(layer.children()):
-            layer.register_forward_hook(lambda *given: made.append(weakref.ref(given[2])))
-    assert step._bytes(*batch(2)) > 0
-    assert made and not any(ref() is not None for ref in made)
-
-
-def test_short_runs_are_not_compiled_and_time_their_first_steps(net, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled"))
-    steps = GpuSteps(net, False, "auto", 20)
-    for seed in range(12):
-        loss, wanted = plain(net, *batch(2, seed))
-        assert steps.backward(*batch(2, seed), LOSS, 2) == loss
-        assert all(torch.equal(a, b) for a, b in zip(gradients(net), wanted, strict=True))
-    assert not steps.compiled and not steps.problem
-
-
-def test_without_a_compiler_a_run_goes_on_uncompiled_unless_compiling_was_wanted(net, monkeypatch):
-    def broken(*_, **__):
-        raise RuntimeError("no compiler\nmany lines")
-
-    monkeypatch.setattr(torch, "compile", broken)
-    steps = GpuSteps(net, False, "auto", 10**9)
-    for seed in range(12):
-        loss, _ = plain(net, *batch(2, seed))
-        assert steps.backward(*batch(2, seed), LOSS, 2) == loss
-    assert steps.problem == "RuntimeError: no compiler" and not steps.compiled
-    with pytest.raises(RuntimeError, match="no compiler"):
-        GpuSteps(net, False, True, 0).backward(*batch(2), LOSS, 2)
+    assert take(steps, 1) == pytest.approx([float(plain(net, *batch(2))[0])], abs=1e-6)
 
 
 def test_one_process_compiles_and_the_others_go_on_until_the_kernels_are_on_disk(net, compiled):
@@ -206,17 +137,70 @@ def test_one_process_compiles_and_the_others_go_on_until_the_kernels_are_on_disk
 
 
 def test_networks_whose_cases_influence_each_other_are_left_alone(net):
-    assert can_accelerate(net)
-    assert not can_accelerate(
-        DenseNet(blocks=(2,), growth=4, features=8).build(dims=2, modalities=1, outputs=2, seed=0)
-    )
+    mixing = DenseNet(blocks=(2,), growth=4, features=8).build(dims=2, modalities=1, outputs=2, seed=0)
+    assert can_accelerate(net) and not can_accelerate(mixing)
     assert not can_accelerate(torch.nn.Dropout3d(0.1)) and can_accelerate(torch.nn.Dropout3d(0.0))
 
 
-@pytest.mark.parametrize("dims", [2, 3])
-def test_the_normalisation_for_compilers_is_torchs(dims, monkeypatch):
-    norm = (torch.nn.InstanceNorm2d if dims == 2 else torch.nn.InstanceNorm3d)(3)
-    x = 5 + 3 * torch.randn(2, 3, *(6,) * dims)
-    expected = norm(x)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    torch.testing.assert_close(gpu_steps._normalise(norm, x), expected, atol=1e-5, rtol=1e-5)
+def mixed(net, logits, complete=lambda: None):
+    """Logits, and the gradients of a loss that mixes the cases of a batch."""
+    net.zero_grad(set_to_none=True)
+    logits.std(0, correction=0).mean().backward()
+    complete()
+    return logits.detach(), gradients(net)
+
+
+def passed(net, passes, count, wanted, modules=()):
+    """Compare a pass with a plain one, and return its logits, what went into modules and what came out of them."""
+    (logits,), inputs, outputs = passes(batch(count)[0], modules)
+    found = mixed(net, logits, passes.steps.complete)
+    torch.testing.assert_close(found[0], wanted[0], atol=1e-5, rtol=1e-4)
+    close(found[1], wanted[1])
+    return found[0], inputs, outputs
+
+
+def test_passes_traced_by_the_compiler_equal_plain_ones_in_incomplete_batches_too(net, monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    head = head_of(name for name, _ in net.named_modules())
+    wanted = {count: mixed(net, net(batch(count)[0])) for count in (4, 3, 2)}
+    passes = GpuPasses(GpuSteps(net, False, True, 0), 4)
+    for count, expected in wanted.items():
+        logits, inputs, outputs = passed(net, passes, count, expected, [head])
+        assert len(inputs[head][0]) == count
+        torch.testing.assert_close(outputs[head][0], logits)
+    assert passes.steps.compiled and not passes.steps.problem and passes.steps.setup_seconds > 0
+    assert not passes.taps.inputs and not passes.taps.outputs  # no features are kept
+
+
+def test_frozen_parameters_get_no_gradient_and_a_pass_without_gradients_is_another_kind(net, monkeypatch, compiled):
+    every = mixed(net, net(batch(4)[0]))
+    for name, p in net.named_parameters():
+        p.requires_grad_("output_block" in name)
+    expected = mixed(net, net(batch(3)[0]))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # biases without effect are left out
+    passes = GpuPasses(GpuSteps(net, False, True, 0), 4)
+    passed(net, passes, 3, expected)
+    with torch.no_grad():
+        (logits,), _, _ = passes(batch(3)[0])
+    torch.testing.assert_close(logits, expected[0], atol=1e-5, rtol=1e-4)
+    assert compiled and len(passes._kinds) == 2 and passes.steps.taken == 1
+    net.requires_grad_(True)
+    passed(net, passes, 4, every)
+
+
+def test_without_a_compiler_a_run_goes_on_uncompiled_unless_compiling_was_wanted(net, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no compiler\nmany lines")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    (loss, wanted), pass_wanted = plain(net, *batch(2)), mixed(net, net(batch(3)[0]))
+    for expected, problem in ((20, ""), (10**9, "RuntimeError: no compiler")):  # a short run does not try
+        steps = GpuSteps(net, False, "auto", expected)
+        assert take(steps, 12) == [float(loss)] * 12
+        assert all(torch.equal(g, wanted[n]) for n, g in gradients(net).items())
+        passes = GpuPasses(GpuSteps(net, False, "auto", expected), 4)
+        for _ in range(12):
+            passed(net, passes, 3, pass_wanted)
+        assert steps.problem == passes.steps.problem == problem and not steps.compiled and not passes.steps.compiled
+    with pytest.raises(RuntimeError, match="no compiler"):
+        take(GpuSteps(net, False, True, 0), 1)

@@ -13,7 +13,7 @@ from polysite.errors import ConfigError
 from polysite.site import Balanced, Objective
 from polysite.training import patches
 from polysite.training.network import Network
-from polysite.training.patches import Patches, labelled_voxels, labelled_window, mixed_shares, shares, window
+from polysite.training.patches import Patches, labelled_voxels, labelled_window, window
 from polysite.training.torch_site import TorchSite
 
 SPACE, PATCH = (12, 10, 8), (4, 4, 4)
@@ -42,20 +42,8 @@ def test_a_patch_is_around_a_voxel_of_a_label_that_the_case_has_each_as_often():
     assert 160 < corner.sum() < 240
     middle = starts[~corner]
     assert middle.min(0).tolist() == [2, 2, 0] and middle.max(0).tolist() == [5, 5, 3]  # two before the voxel
-
-
-def test_a_case_without_labels_has_patches_anywhere():
-    empty = torch.zeros(2, *SPACE)
-    voxels = labelled_voxels(empty, rng())
-    assert voxels == ()
-    assert labelled_window(SPACE, PATCH, rng(3), voxels) == window(SPACE, PATCH, rng(3))
-
-
-def test_a_large_label_is_listed_in_part(monkeypatch):
-    monkeypatch.setattr(patches, "LISTED", 10)
-    inside, corner = labelled_voxels(volume(), rng())
-    assert len(inside) == 10 == len(set(inside.tolist())) and len(corner) == 1
-    assert volume()[0].flatten()[torch.from_numpy(inside)].all()
+    none = labelled_voxels(torch.zeros(2, *SPACE), rng())
+    assert none == () and labelled_window(SPACE, PATCH, rng(3), none) == window(SPACE, PATCH, rng(3))
 
 
 @pytest.mark.parametrize("foreground", [0.0, 0.3, 1.0])
@@ -72,59 +60,36 @@ def test_the_share_of_patches_around_labels(foreground):
         assert plain.random() == drawn.random()
 
 
-def test_shares_of_labels_in_patches_around_labels_are_those_of_all_of_them():
-    label, voxels = volume(), labelled_voxels(volume(), rng())
-    around = []
-    for listed in voxels:  # of every label, all voxels once
-        starts = [np.clip(np.array(np.unravel_index(v, SPACE)) - 2, 0, np.subtract(SPACE, PATCH)) for v in listed]
-        cut = [label[:, *(slice(a, a + 4) for a in start)].float().mean((1, 2, 3)) for start in starts]
-        around.append(torch.stack(cut).mean(0))
-    expected = 0.7 * shares(label, PATCH) + 0.3 * torch.stack(around).mean(0)
-    torch.testing.assert_close(mixed_shares(label, PATCH, 0.3, voxels), expected)
-    assert torch.equal(mixed_shares(label, PATCH, 0.0, voxels), shares(label, PATCH))
-
-
-def site(train, name="s"):
-    drawn, label = rng(2), volume()[:2].numpy()
-    cases = [Case(name, str(k), drawn.normal(size=(1, *SPACE)).astype(np.float32), label) for k in range(3)]
+def site(**settings):
+    drawn, label, train = rng(2), volume()[:2].numpy(), replace(TRAIN, **settings)
+    cases = [Case("s", str(k), drawn.normal(size=(1, *SPACE)).astype(np.float32), label) for k in range(3)]
     net = Network(ps.UNet(filters=(2, 4, 4)).build(dims=3, modalities=1, outputs=2, seed=1), train)
-    return TorchSite(name, net, {"train": cases}, ["large", "small"], train, 3)
+    return TorchSite("s", net, {"train": cases}, ["large", "small"], train, 3)
 
 
 @pytest.mark.parametrize("held", ["device", "disk"])
 def test_a_round_is_replayed_whatever_was_listed_before(held, monkeypatch):
-    monkeypatch.setattr(patches, "LISTED", 10)
-    often = replace(TRAIN, foreground=0.7, cases=held)
-    fresh, used = site(often), site(often)
+    monkeypatch.setattr(patches, "LISTED", 10)  # of a large label, some voxels
+    assert [len(set(v.tolist())) for v in labelled_voxels(volume(), rng())] == [10, 1]
+    fresh, used = (site(foreground=0.7, cases=held) for _ in range(2))
     used.at(0).fit(used.start)
     first, second = (s.at(4).fit(s.start).params for s in (fresh, used))
     assert all(torch.equal(first[k], second[k]) for k in first)
-    plain = site(TRAIN).at(4).fit(fresh.start).params
+    plain = site().at(4).fit(fresh.start).params
     assert not all(torch.equal(first[k], plain[k]) for k in first)
 
 
-def test_fixed_patches_stay_at_random_places():
-    often, plain = site(replace(TRAIN, foreground=1.0)), site(TRAIN)
-    assert often.losses(often.start) == plain.losses(plain.start)
-    assert often.losses(often.start, augmented=True) != plain.losses(plain.start, augmented=True)
-
-
 def test_a_balanced_loss_knows_the_patches_that_it_is_trained_on():
-    often, plain = site(replace(TRAIN, foreground=1.0)), site(TRAIN)
+    often, plain = site(foreground=1.0), site()
     (more, count), (less, same) = often._shares(None), plain._shares(None)
     assert count == same == 3 * 512
     assert 512 * more[1] == pytest.approx(1 / 2) and 512 * less[1] == pytest.approx(1 / 15)  # of all patches have it
     assert often.fit(often.start, Objective(loss=Balanced(clip=7.0))).steps == 2
-    phase = often.under(TRAIN)  # a later phase without the setting
-    assert torch.equal(phase._shares(None)[0], less)
+    assert torch.equal(often.under(TRAIN)._shares(None)[0], less)  # a later phase without the setting
 
 
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ConfigError, match=r"train\.foreground must lie in \[0, 1\], got 1\.5"):
         ps.Train(foreground=1.5)
-    classes = {"model": "densenet_small", "train": {"foreground": 0.3}}
-    with pytest.raises(
-        ConfigError, match=r"train\.foreground = 0\.3 chooses patches by labelled voxels, but this model"
-    ):
-        build(classes)
-    assert ps.Study(train=ps.Train(foreground=0.33), then=({"algorithm": "fine_tune", "train": {"foreground": 0.0}},))
+    with pytest.raises(ConfigError, match=r"0\.3 chooses patches by labelled voxels, but this model"):
+        build({"model": "densenet_small", "train": {"foreground": 0.3}})

@@ -2,17 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from monai.inferers.utils import sliding_window_inference
 
-from polysite.data.case import Case
-from polysite.models.unet import UNet
-from polysite.training.network import Network
-from polysite.training.predict import mirrored, predict, windowed
-from polysite.training.settings import Train
-from polysite.training.torch_site import TorchSite
+from polysite.training.predict import predict, windowed
+from tiny import PLAIN, site
 
 
 def network(x):
@@ -35,26 +30,6 @@ def test_windows_of_images_of_any_size_are_monais(window, overlap):
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_images_are_taken_as_they_are_needed_and_passes_are_full():
-    asked, passes = [], []
-
-    def images():
-        for k in range(6):
-            asked.append(k)
-            yield str(k), torch.zeros(2, 512, 512)
-
-    def counted(x):
-        passes.append(len(x))
-        return x
-
-    for done, (name, _) in enumerate(predict(counted, images(), (512, 512), 0.5, on_gpu=True)):
-        assert name == str(done)
-    assert passes == [6] and asked == list(range(6))  # 32 windows of this size fit into one pass
-    passes.clear()
-    list(predict(counted, ((str(k), torch.zeros(1, 40, 33)) for k in range(2)), (8, 8), 0.5, on_gpu=True))
-    assert passes[0] == 32 and sum(passes) == 2 * 9 * 8
-
-
 FLIPS = [(), (2,), (3,), (4,), (2, 3), (2, 4), (3, 4), (2, 3, 4)]
 
 
@@ -69,28 +44,12 @@ def test_mirror_images_are_averaged_on_both_ways():
     for on_gpu in (False, True):
         ((_, found),) = predict(network, [("x", image)], (8, 8, 4), 0.5, on_gpu, mirror=True)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        ((_, plain),) = predict(network, [("x", image)], (8, 8, 4), 0.5, on_gpu)
-        assert (found - plain).abs().max() > 0.1
-
-
-def test_classes_are_averaged_over_mirror_images():
-    def classify(x):
-        return torch.stack([x[:, 0, 0, 0], x[:, 0, -1, 0]], 1)  # of two corners
-
-    x = torch.arange(6.0).view(1, 1, 2, 3)
-    assert mirrored(classify)(x).tolist() == [[2.5, 2.5]]  # the mean of all four corners
 
 
 def test_a_site_scores_the_mean_over_mirror_images():
-    image = np.random.default_rng(0).normal(size=(1, 12, 10, 8)).astype(np.float32)
-    train = Train(patch=(8, 8, 8), device="cpu", mirror=True)
-    net = Network(UNet(filters=(2, 4, 4)).build(dims=3, modalities=1, outputs=1, seed=1), train)
-    site = TorchSite("s", net, {"test": [Case("s", "x", image, (image > 1).astype(np.uint8))]}, ["L"], train, 0)
-    plain = site.under(replace(train, mirror=False))
-    ((_, found, _),) = site.predictions(site.start, ["x"])
-    turned = torch.from_numpy(image).flip((1, 3))  # one of the mirror images: their mean is the same, mirrored
-    site._volumes["x"] = turned, site._volumes["x"][1]
-    ((_, other, _),) = site.predictions(site.start, ["x"])
-    torch.testing.assert_close(other.flip((1, 3)), found, atol=1e-5, rtol=1e-4)
-    ((_, once, _),) = plain.predictions(site.start, ["x"])
-    assert (once - other).abs().max() > 0.01
+    turning, plain = site(replace(PLAIN, mirror=True)), site()
+    image = turning.volume("v0")[0].float()
+    ((_, expected),) = predict(turning.network, [("v0", image)], (8, 8, 8), 0.5, False, mirror=True)
+    for s, same in ((turning, True), (plain, False)):
+        ((_, found, _),) = s.predictions(s.start, ["v0"])
+        assert torch.allclose(found, expected, atol=1e-4) == same

@@ -10,7 +10,7 @@ from polysite.data.case import Case
 from polysite.errors import ConfigError
 from polysite.training.gpu_steps import GpuSteps, can_accelerate
 from polysite.training.network import Network
-from polysite.training.supervision import coarser, supervised
+from polysite.training.supervision import supervised
 from polysite.training.tasks import CaseLoss, Exclusive, Outline
 from polysite.training.torch_site import TorchSite
 from quadratic import play
@@ -35,26 +35,8 @@ def test_the_main_head_is_the_network_without_the_others(dims):
     main, half, quarter = deep.train()(x)
     assert torch.equal(main, plain(x)) and torch.equal(deep.eval()(x), plain.eval()(x))
     assert half.shape == (2, 1, *(8,) * dims) and quarter.shape == (2, 1, *(4,) * dims)
-    with torch.no_grad():
-        for head in deep.supervision:
-            head.conv.conv.weight.zero_()
-            head.conv.conv.bias.fill_(3.0)
-    main, half, quarter = deep.train()(x)
-    assert torch.equal(main, plain(x)) and (half == 3).all() and (quarter == 3).all()
-
-
-def test_names_belong_to_the_decoder_and_not_to_the_head():
-    plain, deep = (Network(build(k), TRAIN).start for k in (0, 2))
-    more = deep.keys() - plain.keys()
-    assert len(more) == 4 and all(tree.matches(k, ["decoder.*"]) for k in more)
-    assert all(torch.equal(plain[k], deep[k]) for k in plain)
-
-
-def test_the_coarse_truth_is_that_of_nearest_neighbours():
-    truth = torch.rand(2, 3, 16, 8)
-    for k in (2, 4):
-        exact = torch.nn.functional.interpolate(truth, scale_factor=1 / k, mode="nearest-exact")
-        assert torch.equal(coarser(truth, k), exact)
+    names, more = (Network(net, TRAIN).start.keys() for net in (plain, deep))
+    assert len(more) == len(names) + 4 and all(tree.matches(k, ["decoder.*"]) for k in more - names)
 
 
 @pytest.mark.parametrize("name", ["dice", "dice_ce"])
@@ -89,27 +71,19 @@ def test_steps_that_a_gpu_shares_have_the_gradients_of_all_heads(tmp_path, monke
     assert steps.infer(batch(3)[0]).shape == (3, 1, 16, 16, 16)
 
 
-def site(name, heads, task):
+def site(name, task):
     drawn = np.random.default_rng(len(name))
     shown = [drawn.normal(size=(2, 16, 16, 18)).astype(np.float32) for _ in range(3)]
     cases = [Case(name, str(k), x, (x[:1] > 0.8).astype(np.uint8)) for k, x in enumerate(shown)]
-    net = Network(build(heads, task.outputs(["L"])), TRAIN)
+    net = Network(build(2, task.outputs(["L"])), TRAIN)
     return TorchSite(name, net, {"train": cases, "validation": cases[:1]}, ["L"], TRAIN, 0, task)
 
 
-PERSONAL = {
-    "fedper": (ps.FedPer(), Outline()),
-    "fedrep": (ps.FedRep(head_epochs=1), Exclusive()),
-    "fedrod": (ps.FedRoD(), Outline()),
-    "fedabc": (ps.FedABC(), Exclusive()),
-    "moon": (ps.Moon(), Outline()),
-    "superfed": (ps.SuPerFed(after=1), Exclusive()),
-}
-
-
-@pytest.mark.parametrize(("algorithm", "task"), PERSONAL.values(), ids=PERSONAL.keys())
+@pytest.mark.parametrize(
+    ("algorithm", "task"), [(ps.FedRoD(), Outline()), (ps.FedABC(), Exclusive()), (ps.Moon(), Outline())], ids=str
+)
 def test_personalised_algorithms_train_all_heads(algorithm, task):
-    sites = {name: site(name, 2, task) for name in ("a", "bb")}
+    sites = {name: site(name, task) for name in ("a", "bb")}
     start, model = sites["a"].start, play(algorithm, sites, 2).state.model
     more = [k for k in model if k.startswith("decoder.supervision.")]
     assert len(more) == 4 and not any(torch.equal(model[k], start[k]) for k in more)

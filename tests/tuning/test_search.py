@@ -3,20 +3,18 @@
 import csv
 import json
 from dataclasses import replace
-from io import StringIO
 from itertools import pairwise
 
 import pytest
-from rich.console import Console
 
 import polysite as ps
+from jobs_here import JobsHere
 from polysite import config, study
 from polysite.benchmark.jobs import inner_job
 from polysite.benchmark.scores import last_scores
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, Paused, RunError
-from polysite.report.live import Board, Standing
-from polysite.tuning import Simulated, budget, load, plan, tables, tune, write_page
+from polysite.tuning import budget, load, plan, search, tables, tune, write_page
 from polysite.tuning.halving import affordable, cost, rungs, survivors
 from polysite.tuning.search import Row, Tuned
 from polysite.tuning.space import Candidate
@@ -25,21 +23,16 @@ from studies import SEARCHED, tiny
 BASE = tiny({"east": 5, "west": 6}, filters=(2, 2, 2), train=SEARCHED, run={"rounds": 9})
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 10, 40, 200])
-def test_rungs_end_with_a_whole_training_and_fewer_candidates(count):
-    made = rungs(count, 0.01)
-    assert made[0].candidates == count and made[-1].share == 1
-    assert all(b.candidates <= a.candidates // 3 and b.share == pytest.approx(3 * a.share) for a, b in pairwise(made))
-    assert cost(made) <= count + 1
-
-
-def test_a_budget_is_used_and_kept():
+def test_rungs_end_with_a_whole_training_and_fewer_candidates_and_a_budget_is_used_and_kept():
+    for count in (1, 2, 3, 7, 10, 40, 200):
+        made = rungs(count, 0.01)
+        assert made[0].candidates == count and made[-1].share == 1 and cost(made) <= count + 1
+        for a, b in pairwise(made):
+            assert b.candidates <= a.candidates // 3 and b.share == pytest.approx(3 * a.share)
     for trainings in (1, 2.5, 10, 60):
         count = affordable(trainings, 1000, 0.01)
         assert cost(rungs(count, 0.01)) <= trainings < cost(rungs(count + 1, 0.01))
-
-
-def test_the_reference_always_goes_on():
+    # the reference always goes on
     assert survivors({"ref": 0.1, "a": 0.3, "b": 0.2}, 1, "ref") == ["a", "ref"]
     assert survivors({"ref": 0.4, "a": 0.3, "b": 0.2}, 2, "ref") == ["ref", "a"]
 
@@ -49,10 +42,9 @@ def test_a_run_pauses_where_it_should_and_ends_as_without_a_pause(tmp_path):
     whole = study.train(short, tmp_path / "whole", evaluate=False)
     with pytest.raises(Paused):
         study.train(short, tmp_path / "parts", evaluate=False, until=2)
-    with pytest.raises(Paused):
-        study.resume(tmp_path / "parts", evaluate=False, until=2)
-    with pytest.raises(Paused):
-        study.resume(tmp_path / "parts", evaluate=False, until=3)
+    for until in (2, 3):
+        with pytest.raises(Paused):
+            study.resume(tmp_path / "parts", evaluate=False, until=until)
     records = (tmp_path / "parts" / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(r)["round"] for r in records] == [0, 1, 2]
     assert study.resume(tmp_path / "parts", evaluate=False).result == whole.result
@@ -85,44 +77,23 @@ def test_inner_folds_validate_every_case_that_is_not_tested_once():
     assert sorted(seen) == sorted(everyone - tested)
 
 
-class Here(Simulated):
-    """Runs jobs here instead of in worker processes; records them; ``limit`` interrupts after some of them."""
-
-    def __init__(self, limit=None):
-        super().__init__()
-        object.__setattr__(self, "began", [])
-        object.__setattr__(self, "limit", limit)
-
-    def work(self, jobs, step):
-        failed = {}
-        for job in jobs:
-            if job.done:
-                continue
-            self.began.append((job.method, job.fold, job.until))
-            if self.limit and len(self.began) > self.limit:
-                raise KeyboardInterrupt
-            try:
-                if job.run.exists():
-                    study.resume(job.run, evaluate=False, until=job.until)
-                else:
-                    study.train(config.load(job.file), job.run, evaluate=False, until=job.until)
-            except Paused:
-                pass
-            except RunError as problem:
-                failed[job.title] = str(problem)
-        return failed
+@pytest.fixture
+def here(monkeypatch):
+    here = JobsHere()
+    monkeypatch.setattr(search, "work", here)
+    return here
 
 
-def test_a_search_chooses_and_resumes_to_the_same_choice(tmp_path):
-    here, states = Here(), []
+def test_a_search_chooses_and_resumes_to_the_same_choice(tmp_path, here):
+    states = []
     space = load(methods=["fedprox"])
     planned = plan(BASE, space, 8, inner=2)
     assert len(planned.candidates) == 6 and [r.candidates for r in planned.rungs] == [6, 2]
-    found = tune(BASE, tmp_path / "whole", space, 8, inner=2, runner=here, seen=states.append)
+    found = tune(BASE, tmp_path / "whole", space, 8, inner=2, seen=states.append)
     assert [(each.rung, each.finished) for each in states] == [(1, False), (2, True)] and states[-1] is found
     assert found.best.share == 1 and found.reference.share == 1
     assert found.best.score == max(row.score for row in found.rows if row.share == 1)
-    spent = sum(1.0 if until is None else until / 9 for _, _, until in here.began)
+    spent = sum(job.until or 9 for job in here.began) / 9
     assert spent <= planned.trainings + 2 / 3  # a run that goes on is counted twice up to its pause
     page = write_page(found).read_text()
     assert found.best.candidate.name in page and (tmp_path / "whole" / "figures" / "rungs.svg").exists()
@@ -131,18 +102,20 @@ def test_a_search_chooses_and_resumes_to_the_same_choice(tmp_path):
     rows = list(csv.DictReader((tmp_path / "whole" / "candidates.csv").read_text().splitlines()))
     assert len(rows) == 6 and {"east", "west"} <= rows[0].keys()
 
+    here.limit = len(here.began) + 5
     with pytest.raises(KeyboardInterrupt):
-        tune(BASE, tmp_path / "cut", space, 8, inner=2, runner=Here(limit=5))
-    again = tune(BASE, tmp_path / "cut", space, 8, inner=2, runner=Here())
+        tune(BASE, tmp_path / "cut", space, 8, inner=2)
+    here.limit = 1000
+    again = tune(BASE, tmp_path / "cut", space, 8, inner=2)
     assert [(r.candidate, r.score) for r in again.rows] == [(r.candidate, r.score) for r in found.rows]
     with pytest.raises(RunError, match="began with another budget"):
-        tune(BASE, tmp_path / "cut", space, 9, inner=2, runner=Here())
+        tune(BASE, tmp_path / "cut", space, 9, inner=2)
 
 
-def test_a_candidate_that_diverges_is_left_behind(tmp_path):
+def test_a_candidate_that_diverges_is_left_behind(tmp_path, here):
     file = tmp_path / "space.toml"
     file.write_text("[search]\n'train.lr' = [1e30]\n[methods.fedavg]\nalgorithm = 'fedavg'\n")
-    found = tune(BASE, tmp_path / "out", load(file), 5, inner=2, runner=Here())
+    found = tune(BASE, tmp_path / "out", load(file), 5, inner=2)
     lost = [row for row in found.rows if row.failed]
     assert len(lost) == 1 and "diverged" in lost[0].failed and found.best is found.reference
 
@@ -156,45 +129,16 @@ def test_budgets_are_whole_trainings_of_the_reference():
         budget(BASE, space, trainings=1, rounds=3)
     with pytest.raises(ConfigError, match="more than zero hours"):
         budget(BASE, space, hours=0)
-
-
-def test_a_budget_that_is_too_small_says_what_it_takes():
     with pytest.raises(ConfigError, match="takes 4: name fewer methods, or raise the budget"):
-        plan(BASE, load(methods=["fedprox"]), 1, inner=2)
-
-
-def test_the_live_table_has_the_running_candidates_and_the_best_of_the_others():
-    standings = [Standing(f"{k:03d}", f"candidate {k}", 1 / 3, 0.5 + k / 100) for k in range(20)]
-    standings += [Standing("020", "candidate [20]", 0.0, None), Standing("021", "candidate 21", 1.0, 0.4)]
-    with Board("runs", 22, Console(file=StringIO(), width=90, force_terminal=True)) as board:
-        board("rung 1", 0, ["020", "000"], standings)
-        board("candidate 20: done", 1)
-        text = StringIO()
-        Console(file=text, width=90).print(*board.get_renderables())
-    lines = [line.split() for line in text.getvalue().splitlines()]
-    shown = [line for line in lines if "candidate" in line and "done" not in line]
-    assert shown[0] == ["candidate", "21", "100%", "0.400", "1"]  # it trained longest
-    assert shown[-2:] == [["▸", "candidate", "0", "33%", "0.500", "21"], ["▸", "candidate", "[20]", "0%", "–"]]
-    assert len(shown) == 15 and "and 7 more" in text.getvalue() and "1/22" in text.getvalue()
-    plain = Board("runs", 22, Console(file=StringIO()))
-    plain("rung 1", 0, (), standings)
-    assert len(list(plain.get_renderables())) == 1  # no terminal: the bar alone
+        plan(BASE, space, 1, inner=2)
 
 
 def test_many_hospitals_get_a_table_of_their_own(tmp_path):
-    def searched(count):
-        sites = {f"hospital {k:02}": 0.5 + 0.01 * k for k in range(count)}
-        candidates = [Candidate(f"method{k}", {}) for k in range(13)]
-        rows = tuple(
-            Row(str(k), c, 1.0, 0.9 - 0.01 * k, sites, ((1.0, 0.9 - 0.01 * k),)) for k, c in enumerate(candidates)
-        )
-        return Tuned(tmp_path, rows, rows[-1], BASE, 1, 1)
-
-    few, many = searched(4), searched(23)
-    assert len(tables.table(few).head) == 3 + 4 and tables.by_hospital(few) is None
+    sites, scores = {f"hospital {k:02}": 0.5 + 0.01 * k for k in range(23)}, [0.9 - 0.01 * k for k in range(13)]
+    rows = [Row(str(k), Candidate(f"method{k}", {}), 1.0, x, sites, ((1.0, x),)) for k, x in enumerate(scores)]
+    many = Tuned(tmp_path, tuple(rows), rows[-1], BASE, 1, 1)
     assert tables.table(many).head[3:] == ("lowest hospital", "highest hospital")
     assert [c.text for c in tables.table(many).lines[0].cells[3:]] == ["0.500", "0.720"]
     grid = tables.by_hospital(many)
     assert len(grid.lines) == 23 and "9 of 13 candidates" in grid.note
     assert grid.head[-1] == many.reference.candidate.name  # the reference is always shown
-    assert "Best candidates by hospital" in write_page(many).read_text()

@@ -5,11 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from consortium import NAMES, Inside, equal_states, go, wanted, workers
+from consortium import Inside, equal_states, go, wanted, workers
 from polysite import config, study
 from polysite.deploy.coordinator import roster
 from polysite.engines import jury
-from polysite.engines.run_folder import RunFolder
 from polysite.payload import Payload, decode, encode
 from polysite.report.page import build
 from polysite.report.runs import methods, read
@@ -32,9 +31,7 @@ class Reversed(Inside):
 @pytest.mark.parametrize("name", ["fedavg", pytest.param("scaffold", marks=pytest.mark.soak)])
 def test_with_a_guard_sites_come_to_the_bits_of_the_simulator(name, tmp_path, monkeypatch):
     monkeypatch.setattr(roster.secrets, "randbits", lambda bits: 0)
-    monkeypatch.setattr(
-        jury, "FEWEST", 3
-    )  # a jury of three, with one other site in either half: too few for halves that cross
+    monkeypatch.setattr(jury, "FEWEST", 3)  # of which either half has one other site: too few for halves that cross
     chosen = config.vary(wanted(name), ON)
     simulated = study.train(chosen, tmp_path / "simulated", evaluate=False)
     deployed = go(tmp_path, chosen, Inside(workers(tmp_path)), evaluate=False)
@@ -56,12 +53,6 @@ def test_a_deployment_is_guarded_unless_it_is_switched_off_and_the_page_names_wh
     assert secret and str(secret) not in run.folder.config
     page = build("run", methods([read(run.folder.path)]), lead="x")
     assert "Alarm: changes of c were shortened in 2 of 2 rounds" in page and "Alarm: changes of a" not in page
-    assert "What the guard saw and did" in page and "each of which counts once" in page
-
-
-def test_honest_sites_raise_no_alarm(tmp_path):
-    run = go(tmp_path, config.vary(wanted("fedavg"), {"run": {"guard": {"use": "auto"}}}), Inside(workers(tmp_path)))
-    page = build("run", methods([read(run.folder.path)]))
-    assert "Alarm" not in page and not any(r.incidents for r in run.folder.records())
-    assert {g.factor for r in run.folder.records() for g in r.guard.values()} == {1.0}
-    assert sorted(RunFolder.open(run.folder.path).records()[0].guard) == list(NAMES)
+    honest = go(tmp_path / "honest", chosen, Inside(workers(tmp_path / "honest")))
+    assert not any(r.incidents for r in honest.folder.records())
+    assert {g.factor for r in honest.folder.records() for g in r.guard.values()} == {1.0}

@@ -1,6 +1,7 @@
 """The hospital's half of a job, without FLARE's processes: what it answers, and what never ends a job."""
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 from nvflare.apis.event_type import EventType
@@ -18,101 +19,72 @@ from polysite.deploy.site.worker_process import alone
 
 
 class Worker:
-    """In the place of the process: answers what the test says, when it says so."""
+    """In the place of the process: answers when the test says so."""
 
     def __init__(self, site, say):
-        self.site, self.say, self.incidents, self.told = site, say, [], []
+        self.site, self.say, self.incidents, self.tell = site, say, [], print
         self.stopped, self.may_answer = threading.Event(), threading.Event()
         self.may_answer.set()
-        self.answer = {"seconds": 1.0, "local": "secret path"}, b"body"
-
-    def tell(self, what):
-        self.told.append(what)
+        self.stop = self.stopped.set
 
     def ask(self, header, body):
         while not self.may_answer.wait(0.01):
             if self.stopped.is_set():
                 return {"error": "its worker was stopped"}, b""
-        return self.answer
-
-    def stop(self):
-        self.stopped.set()
-
-
-def answer(executor, context, message):
-    """What arrives at the server."""
-    return unpack(crossed(executor.execute(TASK, message, context, Signal())))
+        return {"seconds": 1.0, "local": "secret path"}, b"body"
 
 
 @pytest.fixture
-def begun(tmp_path, monkeypatch):
-    """A function that starts an executor at a site."""
+def site(tmp_path, monkeypatch):
+    """The executor of a site that has started."""
     monkeypatch.setattr(worker_process, "WorkerProcess", Worker)
-    started = []
-
-    def begin():
-        executor, context = SiteExecutor(), Context(Engine(tmp_path), "north")
-        executor.handle_event(EventType.START_RUN, context)
-        started.append((executor, context))
-        return executor, context
-
-    yield begin
-    for executor, context in started:
-        executor.handle_event(EventType.END_RUN, context)
-
-
-def test_a_task_goes_to_the_worker_and_what_is_for_this_screen_stays(begun):
-    executor, context = begun()
-    header, body = answer(executor, context, pack({"kind": "train", "round": 0}, [b"x"]))
-    assert header == {"seconds": 1.0} and body == b"body"
-
-
-def test_a_site_says_that_it_is_there_until_the_job_ends(begun, monkeypatch):
     monkeypatch.setattr(executors, "BEAT", 0.01)
-    executor, context = begun()
-    until(lambda: len(context.engine.sent) > 2)
-    assert context.engine.sent[0][:2] == (None, HERE)
-    answer(executor, context, pack({"kind": "hello"}))
-    executor.handle_event(EventType.END_RUN, context)
-    assert executor._worker.stopped.is_set()
+    executor, executor.context = SiteExecutor(), Context(Engine(tmp_path), "north")
+    executor.handle_event(EventType.START_RUN, executor.context)
+    yield executor
+    executor.handle_event(EventType.END_RUN, executor.context)
 
 
-def test_faulty_settings_do_not_end_the_job_and_do_not_leave(begun, tmp_path):
-    (tmp_path / "local" / "polysite").mkdir(parents=True)
-    (tmp_path / "local" / "polysite" / "site.toml").write_text('[data]\nname = "files"\npath = "/secret"\n')
-    executor, context = begun()
-    header, body = answer(executor, context, pack({"kind": "hello"}))
-    assert header == {"error": FAILED} and not body
+def answer(site, message):
+    """What arrives at the server."""
+    return unpack(crossed(site.execute(TASK, message, site.context, Signal())))
 
 
-def test_two_jobs_do_not_use_one_state_folder(begun, tmp_path):
-    (tmp_path / "polysite").mkdir()
-    with alone(tmp_path / "polysite"):
-        executor, context = begun()
-        header, _ = answer(executor, context, pack({"kind": "hello"}))
-        assert header == {"error": FAILED}
-    header, _ = answer(executor, context, pack({"kind": "hello"}))  # the former job has ended
-    assert header == {"seconds": 1.0}
+def test_a_task_goes_to_the_worker_and_what_is_for_this_screen_stays(site):
+    assert answer(site, pack({"kind": "train", "round": 0}, [b"x"])) == ({"seconds": 1.0}, b"body")
 
 
-def test_a_job_that_is_aborted_stops_the_worker(begun):
-    executor, context = begun()
-    answer(executor, context, pack({"kind": "hello"}))
-    executor._worker.may_answer.clear()
+def test_a_site_says_that_it_is_there_until_the_job_ends(site):
+    until(lambda: len(site.context.engine.sent) > 2)
+    assert site.context.engine.sent[0][:2] == (None, HERE)
+    answer(site, pack({"kind": "hello"}))
+    site.handle_event(EventType.END_RUN, site.context)
+    assert site._worker.stopped.is_set()
+
+
+@pytest.mark.parametrize("why", ["faulty settings", "left", "another job is there"])
+def test_a_site_that_cannot_work_does_not_end_the_job_and_does_not_say_why(site, tmp_path, why):
+    settings, state = tmp_path / "local" / "polysite" / "site.toml", tmp_path / "polysite"
+    for folder in (settings.parent, state):
+        folder.mkdir(parents=True)
+    if why == "faulty settings":
+        settings.write_text('[data]\nname = "files"\npath = "/secret"\n')
+    elif why == "left":
+        (state / worker_process.LEFT).touch()
+    with alone(state) if why == "another job is there" else nullcontext():
+        assert answer(site, pack({"kind": "hello"})) == ({"error": FAILED}, b"")
+    header, _ = answer(site, pack({"kind": "hello"}))
+    assert header == ({"seconds": 1.0} if why == "another job is there" else {"error": FAILED})
+
+
+def test_a_job_that_is_aborted_stops_the_worker(site):
+    answer(site, pack({"kind": "hello"}))
+    site._worker.may_answer.clear()
     abort = Signal()
     threading.Timer(0.1, abort.trigger, (True,)).start()
-    reply = executor.execute(TASK, pack({"kind": "train"}), context, abort)
-    assert reply.get_return_code() == ReturnCode.TASK_ABORTED and executor._worker.stopped.is_set()
+    reply = site.execute(TASK, pack({"kind": "train"}), site.context, abort)
+    assert reply.get_return_code() == ReturnCode.TASK_ABORTED and site._worker.stopped.is_set()
 
 
-def test_a_message_that_is_none_is_answered_by_a_sentence(begun):
-    executor, context = begun()
-    header, _ = answer(executor, context, Shareable())
-    assert "no header" in header["error"]
-
-
-def test_a_site_that_has_left_takes_no_part(begun, tmp_path):
-    (tmp_path / "polysite").mkdir()
-    (tmp_path / "polysite" / worker_process.LEFT).touch()
-    executor, context = begun()
-    assert answer(executor, context, pack({}))[0] == {"error": FAILED}
+def test_a_message_that_is_none_is_answered_by_a_sentence(site):
+    assert "no header" in answer(site, Shareable())[0]["error"]

@@ -22,12 +22,13 @@ def test_a_site_without_settings_has_no_cases_and_the_careful_policy(tmp_path):
     assert (site.name, site.engine, site.server, site.data) == ("north", "flare", "FLARE", {})
     assert site.state == tmp_path / "polysite" and site.state.stat().st_mode & 0o077 == 0
     assert SitePolicy.load(site.policy) == SitePolicy()
-    again = prepared(tmp_path)
-    assert again.fingerprint == site.fingerprint  # so that a worker that is still there is found
+    assert prepared(tmp_path).fingerprint == site.fingerprint  # so that a worker that is still there is found
 
 
 def test_the_hospitals_own_files_decide(tmp_path):
-    own = admit(tmp_path)
+    assert CliRunner().invoke(app, ["site", "flare", str(tmp_path)]).exit_code == 0
+    own = tmp_path / "local" / "polysite"
+    assert prepared(tmp_path).data == {}
     (own / "cases").mkdir()
     (own / "site.toml").write_text('device = "cpu"\nstate = "kept"\n[data]\nname = "files"\npath = "cases"\n')
     site = prepared(tmp_path)
@@ -39,20 +40,24 @@ def test_the_hospitals_own_files_decide(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("file", "text", "why"),
     [
-        ('server = "evil:1"', "unknown key 'server'"),
-        ('name = "south"', "unknown key 'name'"),
-        ('policy = "mine.toml"', "mine.toml is missing"),
-        ('[data]\nname = "files"\npath = "nowhere"', "does not exist"),
-        ('device = "tpu"', "must be 'auto'"),
+        ("polysite/site.toml", 'server = "evil:1"', "unknown key 'server'"),
+        ("polysite/site.toml", 'policy = "mine.toml"', "mine.toml is missing"),
+        ("polysite/site.toml", '[data]\nname = "files"\npath = "nowhere"', "does not exist"),
+        ("polysite/site.toml", 'device = "tpu"', "must be 'auto'"),
+        ("resources.json", "{", "cannot be read"),
+        ("resources.json", "[1]", "no table"),
+        ("resources.json", '{"class_allow_list": "x"}', "not a list"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(text, why, tmp_path):
-    (tmp_path / "local" / "polysite").mkdir(parents=True)
-    (tmp_path / "local" / "polysite" / "site.toml").write_text(text)
+def test_settings_that_cannot_be_meant_are_refused_and_kept(file, text, why, tmp_path):
+    place = tmp_path / "local" / file
+    place.parent.mkdir(parents=True)
+    place.write_text(text)
     with pytest.raises(ConfigError, match=why):
-        prepared(tmp_path)
+        (admit if file == "resources.json" else prepared)(tmp_path)
+    assert place.read_text() == text
 
 
 def test_polysites_classes_are_added_to_flares_list_and_nothing_is_lost(tmp_path):
@@ -67,29 +72,8 @@ def test_polysites_classes_are_added_to_flares_list_and_nothing_is_lost(tmp_path
     assert found == {**default, "class_allow_list": ["nvflare.app_common.x.Y", CONTROLLER, EXECUTOR]}
     assert (own / "policy.toml").read_text() == "fewest = 9\n"
     assert json.loads((local / "resources.json.default").read_text()) == default
-
-
-def test_flare_builds_exactly_these_classes(tmp_path):
-    admit(tmp_path)
-    resources = json.loads((tmp_path / "local" / "resources.json").read_text())
-    listed, *_ = ComponentPathAuthorizer()._get_policy_from_resources(resources)
+    # FLARE builds exactly these classes
+    listed, *_ = ComponentPathAuthorizer()._get_policy_from_resources(found)
     matches = ComponentPathAuthorizer._path_matches_prefix
     assert all(any(matches(name, prefix) for prefix in listed) for name in (CONTROLLER, EXECUTOR))
     assert not any(matches("polysite.deploy.project.init", prefix) for prefix in listed)
-
-
-@pytest.mark.parametrize(
-    ("text", "why"), [("{", "cannot be read"), ("[1]", "no table"), ('{"class_allow_list": "x"}', "not a list")]
-)
-def test_damaged_settings_of_flare_are_refused_and_kept(text, why, tmp_path):
-    (tmp_path / "local").mkdir()
-    (tmp_path / "local" / "resources.json").write_text(text)
-    with pytest.raises(ConfigError, match=why):
-        admit(tmp_path)
-    assert (tmp_path / "local" / "resources.json").read_text() == text
-
-
-def test_the_command_prepares_a_startup_kit(tmp_path):
-    done = CliRunner().invoke(app, ["site", "flare", str(tmp_path)])
-    assert done.exit_code == 0 and "start FLARE again" in done.output
-    assert (tmp_path / "local" / "polysite" / "site.toml").is_file() and prepared(tmp_path).name == "north"

@@ -20,45 +20,50 @@ class Controller:
 
     def __init__(self):
         self.tasks, self.cancelled = {}, []
+        self.cancel_task = self.cancelled.append
 
     def send(self, task, fl_ctx, targets):
         self.tasks[targets[0]] = task
 
-    def cancel_task(self, task):
-        self.cancelled.append(task)
+
+@pytest.fixture
+def engine(tmp_path):
+    return Engine(tmp_path)
 
 
 @pytest.fixture
-def made(tmp_path):
-    engine, controller, abort = Engine(tmp_path), Controller(), Signal()
-    return FlareWire(controller, Context(engine), abort), controller, engine, abort
+def controller():
+    return Controller()
+
+
+@pytest.fixture
+def wire(engine, controller):
+    return FlareWire(controller, Context(engine), Signal())
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds, which a test may add to."""
+    found = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(wires.time, "monotonic", lambda: found.now)
+    return found
 
 
 def answer(task, result):
     task.result_received_cb(client_task=SimpleNamespace(task=task, result=result), fl_ctx=None)
 
 
-def test_a_site_is_there_while_it_says_so(made, monkeypatch):
-    wire, _, engine, _ = made
+def test_a_site_is_there_while_it_says_so(wire, engine, clock):
     assert wire.online() == {}
     assert engine.say_here("a").get_return_code() == ReturnCode.OK
     assert list(wire.online()) == ["a"]
-    now = wires.time.monotonic()
-    monkeypatch.setattr(wires.time, "monotonic", lambda: now + wires.SILENCE + 1)
+    clock.now += wires.SILENCE + 1
     assert wire.online() == {}
     engine.say_here("a")
     assert list(wire.online()) == ["a"]
 
 
-def test_two_studies_of_a_job_share_who_is_there(tmp_path):
-    context = Context(Engine(tmp_path))
-    one, other = (FlareWire(Controller(), context, Signal()) for _ in range(2))
-    context.engine.say_here("a")
-    assert one.online() == other.online() != {}
-
-
-def test_a_request_goes_out_and_its_response_comes_back_once(made):
-    wire, controller, _, _ = made
+def test_a_request_goes_out_and_its_response_comes_back_once(wire, controller):
     body = b"model"
     ids = wire.send_all({"a": ({"kind": "train"}, body), "b": ({"kind": "train"}, body)}, 1.0, "study")
     assert controller.tasks["a"].data[BODY][0] is controller.tasks["b"].data[BODY][0]
@@ -70,32 +75,27 @@ def test_a_request_goes_out_and_its_response_comes_back_once(made):
     assert list(wire.collect(ids.values())) == []
 
 
+def given_up(task):
+    task.completion_status = TaskCompletionStatus.CLIENT_DEAD
+    task.task_done_cb(task=task, fl_ctx=None)
+
+
 @pytest.mark.parametrize(
-    ("result", "why"),
+    ("ended", "why"),
     [
-        (make_reply(ReturnCode.EXECUTION_EXCEPTION), "FLARE reports EXECUTION_EXCEPTION"),
-        (make_reply(ReturnCode.OK), "has no header"),
+        (lambda task: answer(task, make_reply(ReturnCode.EXECUTION_EXCEPTION)), "FLARE reports EXECUTION_EXCEPTION"),
+        (lambda task: answer(task, make_reply(ReturnCode.OK)), "has no header"),
+        (given_up, "client_dead"),
     ],
 )
-def test_a_result_that_is_no_response_is_an_error_of_the_site(made, result, why):
-    wire, controller, _, _ = made
+def test_a_task_without_a_response_is_an_error_so_that_the_site_is_asked_again(wire, controller, ended, why):
     ids = wire.send_all({"a": ({}, b"")}, 1.0, "study")
-    answer(controller.tasks["a"], result)
+    ended(controller.tasks["a"])
     (envelope,) = wire.collect(ids.values())
     assert why in envelope.error
 
 
-def test_a_task_that_flare_gives_up_is_an_error_so_that_the_site_is_asked_again(made):
-    wire, controller, _, _ = made
-    ids = wire.send_all({"a": ({}, b"")}, 1.0, "study")
-    controller.tasks["a"].completion_status = TaskCompletionStatus.CLIENT_DEAD
-    controller.tasks["a"].task_done_cb(task=controller.tasks["a"], fl_ctx=None)
-    (envelope,) = wire.collect(ids.values())
-    assert "client_dead" in envelope.error
-
-
-def test_what_is_forgotten_is_cancelled_and_its_result_dropped(made):
-    wire, controller, _, _ = made
+def test_what_is_forgotten_is_cancelled_and_its_result_dropped(wire, controller):
     ids = wire.send_all({"a": ({}, b"")}, 1.0, "study")
     wire.forget(ids.values())
     assert controller.cancelled == [controller.tasks["a"]]
@@ -103,29 +103,22 @@ def test_what_is_forgotten_is_cancelled_and_its_result_dropped(made):
     assert list(wire.collect(ids.values())) == []
 
 
-def test_a_job_with_too_few_sites_for_too_long_is_ended(tmp_path, monkeypatch):
-    engine, now = Engine(tmp_path), 1000.0
-    monkeypatch.setattr(wires.time, "monotonic", lambda: now)
+def test_a_job_with_too_few_sites_for_too_long_is_ended(engine, clock):
     wire = FlareWire(Controller(), Context(engine), Signal(), quorum=2, lost=100.0)
-    now += 90  # they have not come yet
-    wire.wait(0.001)
+    for seconds, here in ((90, ""), (0, "ab"), (90, "a")):  # they have not come yet; both are there; one goes
+        clock.now += seconds
+        for name in here:
+            engine.say_here(name)
+        wire.wait(0.001)
+    clock.now += 20
     engine.say_here("a")
-    engine.say_here("b")
-    wire.wait(0.001)
-    now += 90
-    engine.say_here("a")
-    wire.wait(0.001)
-    now += 20
-    engine.say_here("a")
-    with pytest.raises(
-        RunError, match=r"only a could be reached for 100 s, and 2 sites are needed: submit the same job"
-    ):
+    said = "only a could be reached for 100 s, and 2 sites are needed: submit the same job"
+    with pytest.raises(RunError, match=said):
         wire.wait(0.001)
 
 
-def test_the_end_of_a_job_ends_the_waiting(made):
-    wire, _, _, abort = made
+def test_the_end_of_a_job_ends_the_waiting(wire):
     wire.wait(0.001)
-    abort.trigger(True)
+    wire._abort.trigger(True)
     with pytest.raises(Stopped, match="submit the same job again"):
         wire.wait(60.0)

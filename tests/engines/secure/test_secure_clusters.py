@@ -26,13 +26,13 @@ ON = Secure("on")
 TWO = Cfft(components=(2,), rounds=3, dimensions=2, restarts=2)
 
 
-def played(algorithm, secure=Secure()):
-    """All exchanges of a phase over the four quadratic sites; what left, and the last state."""
-    left, engine = [], Simulator(algorithm, sites(), secure=secure)
-    for r in run_rounds(algorithm, engine, START, Plan(rounds=80, secure=secure), seed=0):
+def played(algorithm, until=is_finished, secure=Secure(), hospitals=None, start=START):
+    """The exchanges of a phase, until something is true of the algorithm and its state; and the last state."""
+    left, engine = [], Simulator(algorithm, hospitals or sites(), secure=secure)
+    for r in run_rounds(algorithm, engine, start, Plan(rounds=80, secure=secure), seed=0):
         assert not r.refused and not any("secure" in remark for remark in r.remarks)
         left.append(r)
-        if is_finished(algorithm, r.state):
+        if until(algorithm, r.state):
             return left, r.state
     raise AssertionError("the phase has not ended")
 
@@ -40,29 +40,21 @@ def played(algorithm, secure=Secure()):
 def test_the_clusters_and_their_models_are_those_of_open_sums():
     _, apart = played(TWO)
     _, together = played(replace(TWO, together=True))
-    rounds, secure = played(replace(TWO, together=True), ON)
+    rounds, secure = played(replace(TWO, together=True), secure=ON)
     for state in (together, secure):
-        assert state.mixture.keys() == apart.mixture.keys() and state.judged == apart.judged
-        for k, x in apart.mixture.items():
-            assert state.mixture[k] == pytest.approx(x, abs=1e-9)
-        assert state.best.keys() == apart.best.keys()
-        for c, model in apart.models.items():
-            for name, x in model.items():
-                assert state.models[c][name] == pytest.approx(x, abs=1e-7)
-                assert state.best[c][name] == pytest.approx(apart.best[c][name], abs=1e-7)
+        assert state.judged == apart.judged and state.best.keys() == apart.best.keys()
+        assert state.mixture == {k: pytest.approx(x, abs=1e-9) for k, x in apart.mixture.items()}
+        for found, expected in ((state.models, apart.models), (state.best, apart.best)):
+            assert all(found[c] == {k: pytest.approx(x, abs=1e-7) for k, x in t.items()} for c, t in expected.items())
         assert state.scores == pytest.approx(apart.scores, abs=1e-9)
         assert {c: sum(n.get(c, 0) for n in apart.train.values()) for c in apart.models} == state.train["*"]
     assert all(not reply.payload for r in rounds for reply in r.replies.values())
 
 
-def fitted(algorithm, secure=Secure()):
-    """The exchanges of the fit of clusters alone: the releases of every site, and the clusters."""
-    releases, engine = [], Simulator(algorithm, sites(), secure=secure)
-    for r in run_rounds(algorithm, engine, START, Plan(rounds=80, secure=secure), seed=0):
-        releases.append([reply.releases for reply in r.replies.values()])
-        if r.state.mixture is not None:
-            return releases, r.state.mixture
-    raise AssertionError("the fit has not ended")
+def fitted(*given):
+    """The exchanges of the fit of clusters alone, and the clusters."""
+    left, state = played(given[0], lambda _, state: state.mixture is not None, *given[1:])
+    return left, state.mixture
 
 
 def test_noise_that_fades_leaves_the_clusters_of_open_sums(monkeypatch):
@@ -73,22 +65,20 @@ def test_noise_that_fades_leaves_the_clusters_of_open_sums(monkeypatch):
     with monkeypatch.context() as bare:
         bare.setattr(Cfft, "release_of", lambda self, got: None)
         (_, without), (_, masked) = fitted(faint), fitted(faint, ON)
-    for k, x in without.items():
-        assert masked[k] == pytest.approx(x, abs=1e-12)
+    assert masked == {k: pytest.approx(x, abs=1e-12) for k, x in without.items()}
     for secure in (Secure(), ON):
-        releases, found = fitted(faint, secure)
-        for k, x in without.items():
-            assert found[k] == pytest.approx(x, abs=1e-3)
+        left, found = fitted(faint, secure)
+        releases = [[reply.releases for reply in r.replies.values()] for r in left]
+        assert found == {k: pytest.approx(x, abs=1e-3) for k, x in without.items()}
         assert releases == [[(faint.noisy.release,)] * len(sites())] * 3
     loud = replace(faint, noisy=NoisyClusters(1.0, features=ranges, exchanges=3))
     assert fitted(loud, ON)[1]["weights"] != pytest.approx(without["weights"], abs=1e-3)
 
 
 def test_what_is_pooled_or_withheld_does_not_go_together():
-    with pytest.raises(ConfigError, match="nothing is pooled or withheld"):
-        Cfft(together=True, fewest=5)
-    with pytest.raises(ConfigError, match="nothing is pooled or withheld"):
-        Cfft(together=True, fit="pooled")
+    for wrong in ({"fewest": 5}, {"fit": "pooled"}):
+        with pytest.raises(ConfigError, match="nothing is pooled or withheld"):
+            Cfft(together=True, **wrong)
     assert facts(Cfft(together=True)).needs == "sum" and facts(Cfft()).needs == "each"
     with pytest.raises(ConfigError, match=r"cfft needs the reply of each site unless algorithm\.together = true"):
         config.parse('run.secure.use = "on"\n[[then]]\nalgorithm.name = "cfft"\nrun.rounds = 200\n')
@@ -110,16 +100,10 @@ def test_phantoms_have_the_same_clusters_under_secure_sums(tmp_path):
     secure = PHANTOMS % ('\nsecure.use = "on"', ", together = true")
     for name, text in (("open", PHANTOMS % ("", "")), ("secure", secure)):
         chosen = config.parse(text)
-        engine = study.simulator(chosen)
-        (_, phase) = config.phases(chosen)
-        fit = Simulator(phase.algorithm, engine.sites, secure=phase.run.secure)
-        start = study.initial_params(chosen)
-        for r in run_rounds(phase.algorithm, fit, start, phase.run, 0):
-            assert not r.refused
-            if r.state.mixture is not None:
-                break
-        found[name] = Mixture.of({k: plain(v) for k, v in r.state.mixture.items()})
-    rows = np.concatenate([s.radiomics(s.cases("train"), 0.09) for _, s in sorted(engine.sites.items())])
+        hospitals, (_, phase) = study.simulator(chosen).sites, config.phases(chosen)
+        _, mixture = fitted(phase.algorithm, phase.run.secure, hospitals, study.initial_params(chosen))
+        found[name] = Mixture.of({k: plain(v) for k, v in mixture.items()})
+    rows = np.concatenate([s.radiomics(s.cases("train"), 0.09) for _, s in sorted(hospitals.items())])
     labels = {name: mixture.assign(rows) for name, mixture in found.items()}
     reference = pooled(rows, Settings(dimensions=4, components=(3,), restarts=2, iterations=30)).mixture
     assert len(set(labels["open"])) == 3
