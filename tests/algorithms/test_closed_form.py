@@ -7,6 +7,7 @@ import pytest
 
 import polysite as ps
 from polysite.algorithms.cost_weighted import _blend
+from polysite.algorithms.robust import cut_of
 from polysite.engines.rounds import Progress
 from polysite.engines.simulator import Simulator
 from polysite.payload import Payload
@@ -256,7 +257,7 @@ def test_geometric_median_starts_from_the_mean_by_size_and_holds_statistics_too(
 
 
 def test_a_share_of_the_sites_is_counted_without_rounding_errors():
-    assert [ps.TrimmedMean(0.29)._cut(100), ps.TrimmedMean(0.1)._cut(30), ps.TrimmedMean(0.2)._cut(4)] == [29, 3, 0]
+    assert [cut_of(0.29, 100), cut_of(0.1, 30), cut_of(0.2, 4)] == [29, 3, 0]
 
 
 GROUPS = {"south": ("s3", "s1"), "north": ("s0", "s2")}

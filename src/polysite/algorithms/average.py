@@ -1,6 +1,5 @@
-"""Functions that algorithms with one shared model have in common: the mean of the sites' models, a step towards it, and
-the state and the methods ``init``, ``send`` and ``serve`` of an algorithm that sends its model to every site and serves
-it as it is.
+"""What algorithms with one shared model have in common: the mean of the sites' models, a step towards it, and the
+methods of an algorithm that sends its model to every site and serves it as it is (``OneModel``).
 
     target <- sum_k a_k w_k / sum_k a_k,    w <- w + length (target - w)
 
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polysite import tree
+from polysite.algorithms.base import Kind
 from polysite.payload import Payload, SiteId, mean
 from polysite.site import Cases, Site
 from polysite.tree import Tree
@@ -45,11 +45,6 @@ def towards(model: Tree, target: Tree, length: float) -> Tree:
     return {**target, **tree.map(lambda w, t: w + length * (t - w), start, end)}
 
 
-def begin_model(algorithm: Any, params: Tree, sites: Sequence[SiteId]) -> State:
-    """Begin with the given model: a method ``init``."""
-    return State(params)
-
-
 def send_model(algorithm: Any, state: Any, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
     """Send the same model to every site: a method ``send``."""
     return {i: Payload(model=state.model) for i in cohort}
@@ -60,3 +55,26 @@ def serve_received(
 ) -> Iterator[tuple[Tree, Cases]]:
     """Serve the received model to all cases: a method ``serve``."""
     yield got["model"], cases
+
+
+class OneModel:
+    """Base of an algorithm with one model, or a part of it, that all sites train and average."""
+
+    uniform = False  # whether all sites have the same weight
+
+    @property
+    def reply(self) -> Mapping[str, Kind]:
+        return {"model": "model", "weight": "one" if self.uniform else "count"}
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> Any:
+        return State(params)
+
+    send = send_model
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return Payload(model=site.fit(got["model"]).params, weight=1 if self.uniform else site.size), memory
+
+    def merge(self, state: Any, replies: Mapping[SiteId, Payload]) -> Any:
+        return State(average(replies))
+
+    serve = serve_received

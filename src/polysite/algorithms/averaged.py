@@ -17,11 +17,10 @@ from typing import Any
 
 from polysite import tree
 from polysite.algorithms.average import serve_received
-from polysite.algorithms.base import Algorithm, Around, diagnostics, facts, shares
+from polysite.algorithms.base import Algorithm, Around, facts
 from polysite.algorithms.fedavg import FedAvg
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
-from polysite.site import Site
 from polysite.tree import Tree
 
 
@@ -63,14 +62,11 @@ class Averaged(Around):
         return State(self.inner.init(params, sites), params)
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return self.inner.send(state.inner, cohort)
+        return super().send(state.inner, cohort)
 
     def serving_payloads(self, state: State, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         """Return the average for every site."""
         return {i: Payload(model=state.model) for i in sites}
-
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return self.inner.local(got, memory, site)
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         inner, rounds = self.inner.merge(state.inner, replies), state.rounds + 1
@@ -79,7 +75,7 @@ class Averaged(Around):
         return State(inner, model, rounds)
 
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
-        return shares(self.inner, state.inner, replies)
+        return super().shares(state.inner, replies)
 
     def diagnostics(self, state: State) -> Mapping[str, float]:
-        return diagnostics(self.inner, state.inner)
+        return super().diagnostics(state.inner)

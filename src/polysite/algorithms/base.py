@@ -109,7 +109,7 @@ class Algorithm(Protocol[S]):
 
 
 class Around:
-    """Base of an algorithm around another one: it declares what that one declares."""
+    """Base of an algorithm around another one, with its state: it declares and does what that one declares and does."""
 
     inner: Algorithm[Any]
 
@@ -120,6 +120,36 @@ class Around:
     @property
     def facts(self) -> Facts:
         return facts(self.inner)
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> Any:
+        return self.inner.init(params, sites)
+
+    def send(self, state: Any, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return self.inner.send(state, cohort)
+
+    def serving_payloads(self, state: Any, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
+        return serving_payloads(self.inner, state, sites)
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return self.inner.local(got, memory, site)
+
+    def merge(self, state: Any, replies: Mapping[SiteId, Payload]) -> Any:
+        return self.inner.merge(state, replies)
+
+    def shares(self, state: Any, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
+        return shares(self.inner, state, replies)
+
+    def diagnostics(self, state: Any) -> Mapping[str, float]:
+        return diagnostics(self.inner, state)
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        return self.inner.serve(got, memory, site, cases)
+
+
+def _own(algorithm: Any, method: str, *given: Any) -> Any:
+    """Return what an optional method of an algorithm returns; None if the algorithm does not have it."""
+    own = getattr(algorithm, method, None)
+    return None if own is None else own(*given)
 
 
 def shares(algorithm: Algorithm[S], state: S, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
@@ -144,20 +174,17 @@ def serving_payloads(algorithm: Algorithm[S], state: S, sites: Sequence[SiteId])
 
 def objections(algorithm: Algorithm[S], state: S, replies: Mapping[SiteId, Payload]) -> dict[SiteId, str]:
     """Return the sites whose reply must not be merged, with reasons that only the algorithm can know. Default: none."""
-    own = getattr(algorithm, "objections", None)
-    return {} if own is None else dict(own(state, replies))
+    return dict(_own(algorithm, "objections", state, replies) or {})
 
 
 def is_finished(algorithm: Algorithm[S], state: S) -> bool:
     """Return whether the algorithm has finished by itself, before ``run.rounds``. Default: never."""
-    own = getattr(algorithm, "is_finished", None)
-    return own is not None and bool(own(state))
+    return bool(_own(algorithm, "is_finished", state))
 
 
 def diagnostics(algorithm: Algorithm[S], state: S) -> dict[str, float]:
     """Return numbers about the round, by name, for the record. Default: none."""
-    own = getattr(algorithm, "diagnostics", None)
-    return {} if own is None else {name: float(value) for name, value in own(state).items()}
+    return {name: float(value) for name, value in (_own(algorithm, "diagnostics", state) or {}).items()}
 
 
 def facts(algorithm: Any) -> Facts:
@@ -178,29 +205,24 @@ def trials(algorithm: Any) -> int:
 
 def check_sites(algorithm: Any, train: Mapping[SiteId, int], validation: Mapping[SiteId, int]) -> None:
     """Refuse numbers of cases with which the algorithm cannot work, before anything is trained. Default: accept all."""
-    own = getattr(algorithm, "check_sites", None)
-    if own is not None:
-        own(train, validation)
+    _own(algorithm, "check_sites", train, validation)
 
 
 def small_sums(algorithm: Any, fewest: int) -> str:
     """Return a sentence about sums over fewer than ``fewest`` cases that may leave a site with more cases, and the
     setting of the study that prevents it. Empty (the default) if there are none."""
-    own = getattr(algorithm, "small_sums", None)
-    return "" if own is None else str(own(fewest))
+    return str(_own(algorithm, "small_sums", fewest) or "")
 
 
 def small_models(algorithm: Any, fewest: int) -> str:
     """Return a sentence about models of fewer than ``fewest`` training cases that may leave a site with more cases, and
     the setting of the study that prevents it. Empty (the default) if there are none."""
-    own = getattr(algorithm, "small_models", None)
-    return "" if own is None else str(own(fewest))
+    return str(_own(algorithm, "small_models", fewest) or "")
 
 
 def remarks(algorithm: Any, state: Any) -> Sequence[str]:
     """Return remarks on the state for the user; the engine logs and records new ones. Default: none."""
-    own = getattr(algorithm, "remarks", None)
-    return () if own is None else tuple(own(state))
+    return tuple(_own(algorithm, "remarks", state) or ())
 
 
 def site_clusters(algorithm: Any, state: Any, sites: Sequence[SiteId]) -> Mapping[SiteId, str]:
@@ -211,8 +233,7 @@ def site_clusters(algorithm: Any, state: Any, sites: Sequence[SiteId]) -> Mappin
 
 def case_clusters(algorithm: Any, got: Payload) -> CaseClusters | None:
     """Return the clusters of cases by which the algorithm chooses a model, if it has such clusters. Default: none."""
-    own = getattr(algorithm, "case_clusters", None)
-    clusters: CaseClusters | None = None if own is None else own(got)
+    clusters: CaseClusters | None = _own(algorithm, "case_clusters", got)
     return clusters
 
 
@@ -239,6 +260,16 @@ def in_rounds(given: float, rounds: int) -> float:
     (12.0, 1.0, 12, 0)
     """
     return max(1.0, float(round(given * rounds))) if 0 < given < 1 else given
+
+
+def one_of(settings: Any, name: str, epochs: str = "epochs", steps: str = "steps") -> None:
+    """Refuse both a number of epochs and a number of steps of local training."""
+    given = getattr(settings, epochs), getattr(settings, steps)
+    if None not in given:
+        raise ConfigError(
+            f"{name} trains a fixed number of epochs or of steps, not both ({epochs} = {given[0]}, {steps} = "
+            f"{given[1]}); leave one of them out"
+        )
 
 
 def within(settings: Any, **bounds: tuple[float, float]) -> None:

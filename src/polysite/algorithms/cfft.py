@@ -80,9 +80,8 @@ class State:
     models: Mapping[str, Tree] = field(default_factory=dict)  # of every cluster with training cases
     best: Mapping[str, Tree] = field(default_factory=dict)
     scores: Counts = field(default_factory=dict)  # mean scores of the best models
-    train: Mapping[SiteId, Counts] = field(
-        default_factory=dict
-    )  # training cases per cluster, of sites that have the clusters
+    # training cases per cluster, of sites that have the clusters
+    train: Mapping[SiteId, Counts] = field(default_factory=dict)
     judges: Mapping[SiteId, Counts] = field(default_factory=dict)  # validation cases per cluster
     judged: int = 0  # exchanges in which models were scored
 

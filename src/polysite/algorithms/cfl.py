@@ -20,15 +20,13 @@ its own, one split per round. A site that never trained is served the model befo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import average, serve_received
-from polysite.algorithms.base import INF, TINY, Kind, within
+from polysite.algorithms.average import OneModel, average
+from polysite.algorithms.base import INF, TINY, within
 from polysite.cluster.bipartition import Linkage, bipartition
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
-from polysite.site import Site
 from polysite.tree import Tree
 
 ALL = ""  # name of the cluster of all sites; the halves of a cluster append 0 and 1 to its name
@@ -55,7 +53,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Cfl:
+class Cfl(OneModel):
     """Clustered federated learning by recursive bipartition of the sites.
 
     Args:
@@ -86,8 +84,6 @@ class Cfl:
     split_first: bool = False
     quorum: float = 1.0
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
-
     def __post_init__(self) -> None:
         within(self, eps1=(0, INF), eps2=(0, INF), gamma_max=(0, 1), after=(0, INF), least=(2, INF), quorum=(TINY, 1))
         if any(r < 1 for r in self.split_at):
@@ -98,9 +94,6 @@ class Cfl:
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         return {i: Payload(model=state.clusters[state.places.get(i, ALL)].model) for i in cohort}
-
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return Payload(model=site.fit(got["model"]).params, weight=site.size), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         came = {i: state.places.get(i, ALL) for i in sorted(replies)}
@@ -129,8 +122,6 @@ class Cfl:
     def site_clusters(self, state: State, sites: Sequence[SiteId]) -> Mapping[SiteId, str]:
         return {i: state.places.get(i, ALL) for i in sites}
 
-    serve = serve_received
-
     def _advance(self, state: State, name: str, replies: Mapping[SiteId, Payload]) -> State:
         """Give a cluster its new model, or split it in two."""
         cluster, members = state.clusters[name], sum(place == name for place in state.places.values())
@@ -157,9 +148,8 @@ class Cfl:
     def _due(self, state: State, cluster: Cluster, model: Tree, replies: Mapping[SiteId, Payload]) -> bool:
         """Return whether the round, or the norms of the updates, call for a split."""
         if self.split_at:
-            return any(
-                cluster.born < r <= state.rounds for r in self.split_at
-            )  # a split may come late if replies were missing
+            # a split may come late if replies were missing
+            return any(cluster.born < r <= state.rounds for r in self.split_at)
         unit = state.unit if self.relative else 1.0
         return (
             state.rounds > self.after

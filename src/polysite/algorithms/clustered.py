@@ -12,7 +12,7 @@ Every site that trains is in exactly one group. A site that does not train is in
 in which such a site is scored is refused.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +30,6 @@ from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.weighted import Weighted
 from polysite.errors import ConfigError, nearest
 from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Site
 from polysite.tree import Tree
 
 
@@ -87,9 +86,6 @@ class Clustered(Around):
     def serving_payloads(self, state: State, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         return self._by_group(state, sites, lambda inner, asked: serving_payloads(self.inner, inner, asked))
 
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return self.inner.local(got, memory, site)
-
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         heard = {name: {i: replies[i] for i in self._of(name, replies)} for name in self.groups}
         return State({name: self.inner.merge(s, heard[name]) if heard[name] else s for name, s in state.groups.items()})
@@ -112,9 +108,6 @@ class Clustered(Around):
             deeper = site_clusters(self.inner, inner, within) if hasattr(self.inner, "site_clusters") else {}
             found |= {i: f"{name}/{deeper[i]}" if i in deeper else name for i in within}
         return found
-
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        return self.inner.serve(got, memory, site, cases)
 
     def _by_group(
         self, state: State, sites: Sequence[SiteId], make: Callable[[Any, Sequence[SiteId]], Mapping[SiteId, Payload]]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from polysite.algorithms.average import average, send_model, serve_received
+from polysite.algorithms.average import OneModel, average
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.payload import Payload, SiteId, mean
 from polysite.site import Site
@@ -27,7 +27,7 @@ class State:
     costs: Costs = field(default_factory=dict)
 
 
-class _ByCost:
+class _ByCost(OneModel):
     """What the three algorithms share: sites send their model, their number of cases and their cost."""
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "count", "cost": "cost"}
@@ -35,9 +35,6 @@ class _ByCost:
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
-
-    send = send_model
-    serve = serve_received
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         return _answer(got, site), memory

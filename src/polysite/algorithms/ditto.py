@@ -13,20 +13,19 @@ this project. The FeTS 2022 benchmark does not train this form: its Ditto comes 
 their number. A round trains twice.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from polysite.algorithms.average import State, average, begin_model, send_model
-from polysite.algorithms.base import INF, TINY, Facts, Kind, within
-from polysite.errors import ConfigError
-from polysite.payload import Payload, SiteId
+from polysite.algorithms.average import OneModel
+from polysite.algorithms.base import INF, TINY, Facts, one_of, within
+from polysite.payload import Payload
 from polysite.site import Budget, Cases, Objective, Site, Tilt
 from polysite.tree import Tree
 
 
 @dataclass(frozen=True)
-class Ditto:
+class Ditto(OneModel):
     """FedAvg, and a personal model per site that is held near the shared one.
 
     Args:
@@ -48,30 +47,19 @@ class Ditto:
     own_epochs: int | None = None
     own_steps: int | None = None
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     facts: ClassVar[Facts] = Facts(needs="sum", only_fits=True)
 
     def __post_init__(self) -> None:
         within(self, lam=(0, INF), lr=(TINY, INF), epochs=(1, INF), steps=(1, INF))
         within(self, own_lr=(TINY, INF), own_epochs=(1, INF), own_steps=(1, INF))
-        for epochs, steps in (("epochs", "steps"), ("own_epochs", "own_steps")):
-            if getattr(self, epochs) is not None and getattr(self, steps) is not None:
-                raise ConfigError(
-                    f"ditto trains a fixed number of epochs or of steps, not both ({epochs} = "
-                    f"{getattr(self, epochs)}, {steps} = {getattr(self, steps)}); leave one of them out"
-                )
-
-    init = begin_model
-    send = send_model
+        one_of(self, "ditto")
+        one_of(self, "ditto", "own_epochs", "own_steps")
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         w = got["model"]
         fit = site.fit(w, budget=Budget(self.lr, self.epochs, self.steps))
         own = site.fit(memory.get("model", site.start), Objective(Tilt(anchor=w, weight=self.lam)), self._own())
         return Payload(model=fit.params, weight=site.size), Payload(model=own.params)
-
-    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        return State(average(replies))
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield memory.get("model", got["model"]), cases

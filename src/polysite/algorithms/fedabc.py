@@ -18,13 +18,13 @@ term, for comparability with other algorithms. A site continues from its own v_k
 averaged with the rest, for sites that never trained, which are served the mean of all parameters.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import State, average, send_model
-from polysite.algorithms.base import INF, TINY, Facts, Kind, within
+from polysite.algorithms.average import OneModel, State
+from polysite.algorithms.base import INF, TINY, Facts, within
 from polysite.algorithms.partial_models import refuse_unknown
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Objective, OneVsAll, Site
@@ -32,7 +32,7 @@ from polysite.tree import Tree
 
 
 @dataclass(frozen=True)
-class FedABC:
+class FedABC(OneModel):
     """FedAvg with a binary loss per class and personal values of some parameters.
 
     Args:
@@ -52,7 +52,6 @@ class FedABC:
     ratio: float | None = 3.0
     personal: tuple[str, ...] = ("head.*bias",)
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     facts: ClassVar[Facts] = Facts(needs="sum")
 
     def __post_init__(self) -> None:
@@ -62,15 +61,10 @@ class FedABC:
         refuse_unknown("personal", self.personal, params)
         return State(params)
 
-    send = send_model
-
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         loss = OneVsAll(self.lam, self.gamma, self.easy_yes, self.easy_no, self.ratio)
         fit = site.fit({**got["model"], **memory.get("personal", {})}, Objective(loss=loss))
         return Payload(model=fit.params, weight=site.size), Payload(personal=tree.select(fit.params, self.personal))
-
-    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        return State(average(replies))
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield {**got["model"], **memory.get("personal", {})}, cases

@@ -50,9 +50,8 @@ class State:
 
     start: Tree
     models: Mapping[SiteId, Tree] = field(default_factory=dict)  # last model of every site that has replied
-    attention: Mapping[SiteId, Mapping[SiteId, float]] = field(
-        default_factory=dict
-    )  # weights of every site on all sites
+    # weights of every site on all sites
+    attention: Mapping[SiteId, Mapping[SiteId, float]] = field(default_factory=dict)
     sigma: float | None = None
     rounds: int = 0
 

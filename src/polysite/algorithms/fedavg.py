@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import average, send_model, serve_received
-from polysite.algorithms.base import INF, TINY, Facts, Kind, within
+from polysite.algorithms.average import OneModel, average
+from polysite.algorithms.base import INF, TINY, Facts, one_of, within
 from polysite.algorithms.server_optimisers import Adagrad, Adam, ServerOptimiser, Yogi
-from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
 from polysite.site import Budget, Site
 from polysite.tree import Tree
@@ -32,7 +31,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(OneModel):
     """Federated averaging, optionally with an optimiser at the server.
 
     Args:
@@ -53,20 +52,10 @@ class FedAvg:
 
     def __post_init__(self) -> None:
         within(self, lr=(TINY, INF), epochs=(1, INF), steps=(1, INF))
-        if self.epochs is not None and self.steps is not None:
-            raise ConfigError(
-                f"fedavg trains a fixed number of epochs or of steps, not both (epochs = {self.epochs}, "
-                f"steps = {self.steps}); leave one of them out"
-            )
-
-    @property
-    def reply(self) -> Mapping[str, Kind]:
-        return {"model": "model", "weight": "one" if self.uniform else "count"}
+        one_of(self, "fedavg")
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params, self.server.init(tree.trained(params)) if self.server else None)
-
-    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         fit = site.fit(got["model"], budget=Budget(self.lr, self.epochs, self.steps))
@@ -79,8 +68,6 @@ class FedAvg:
         start = tree.trained(state.model)
         model, optimiser = self.server.step(start, tree.sub(tree.trained(target), start), state.optimiser)
         return State({**target, **model}, optimiser)
-
-    serve = serve_received
 
 
 FEDADAGRAD, FEDADAM, FEDYOGI = FedAvg(server=Adagrad()), FedAvg(server=Adam()), FedAvg(server=Yogi())

@@ -12,13 +12,13 @@ equals FedAvg bit for bit. The paper gives all sites the same weight (uniform = 
 served u and the initial v; the paper serves it the mean of all v_k, but here no v_k leaves its site.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import State, average, send_model
-from polysite.algorithms.base import Facts, Kind
+from polysite.algorithms.average import OneModel, State
+from polysite.algorithms.base import Facts
 from polysite.algorithms.partial_models import layer
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
@@ -26,7 +26,7 @@ from polysite.tree import Tree
 
 
 @dataclass(frozen=True)
-class FedBN:
+class FedBN(OneModel):
     """Federated averaging of all parameters but those of normalisation layers.
 
     Args:
@@ -37,22 +37,13 @@ class FedBN:
 
     facts: ClassVar[Facts] = Facts(needs="sum")
 
-    @property
-    def reply(self) -> Mapping[str, Kind]:
-        return {"model": "model", "weight": "one" if self.uniform else "count"}
-
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(_rest(params))
-
-    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         model = site.fit(_whole(got, memory, site)).params
         weight = 1 if self.uniform else site.size
         return Payload(model=_rest(model), weight=weight), Payload(private=normalisation(model))
-
-    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        return State(average(replies))
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield _whole(got, memory, site), cases

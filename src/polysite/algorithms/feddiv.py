@@ -115,9 +115,8 @@ class FedDiv:
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         encoding = _encoding(state)
-        asked = tree.map(
-            lambda x: x.reshape(-1)[:0], state.encoder if encoding else state.decoder
-        )  # names without values
+        # names without values
+        asked = tree.map(lambda x: x.reshape(-1)[:0], state.encoder if encoding else state.decoder)
         sent: dict[SiteId, Payload] = {}
         for i in cohort:
             own = state.decoders.get(i, state.decoder)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import send_model, serve_received
+from polysite.algorithms.average import OneModel
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.payload import Payload, SiteId, mean
 from polysite.site import Objective, Site, Tilt
@@ -31,7 +31,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedDyn:
+class FedDyn(OneModel):
     """Federated learning with a dynamic regulariser at every site.
 
     Args:
@@ -54,8 +54,6 @@ class FedDyn:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params, tree.zeros(tree.trained(params)), tuple(sorted(sites)))
 
-    send = send_model
-
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         w = got["model"]
         g = memory["gradient"] if "gradient" in memory else tree.zeros(tree.trained(w))
@@ -75,5 +73,3 @@ class FedDyn:
         )
         model = tree.map(lambda t, h: t - h / self.alpha, tree.trained(target), h)
         return State({**target, **model}, h, sites)
-
-    serve = serve_received

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import average, towards
-from polysite.algorithms.base import INF, Facts, Kind, within
+from polysite.algorithms.average import OneModel, average, towards
+from polysite.algorithms.base import INF, Facts, within
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
 from polysite.tree import Tree
@@ -32,7 +32,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedExP:
+class FedExP(OneModel):
     """Federated averaging with an extrapolated server step.
 
     Args:
@@ -50,19 +50,11 @@ class FedExP:
     def __post_init__(self) -> None:
         within(self, epsilon=(0, INF))
 
-    @property
-    def reply(self) -> Mapping[str, Kind]:
-        return {"model": "model", "weight": "one" if self.uniform else "count"}
-
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params, params)
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         return {i: Payload(model=state.model, before=state.before) for i in cohort}
-
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        fit = site.fit(got["model"])
-        return Payload(model=fit.params, weight=1 if self.uniform else site.size), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         target, start, order = average(replies), tree.trained(state.model), sorted(replies)

@@ -20,14 +20,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from polysite.algorithms.average import State, average, begin_model, send_model, serve_received, towards
+from polysite.algorithms.average import OneModel, State, average, towards
 from polysite.algorithms.base import Facts, Kind
 from polysite.payload import Payload, SiteId
 from polysite.site import Site
 
 
 @dataclass(frozen=True)
-class FedNova:
+class FedNova(OneModel):
     """Federated averaging with updates normalised by local effort.
 
     Args:
@@ -42,9 +42,6 @@ class FedNova:
     @property
     def reply(self) -> Mapping[str, Kind]:
         return {"model": "model", "weight": "count", "reach": "rate" if self.tau == "measured" else "count"}
-
-    init = begin_model
-    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         fit = site.fit(got["model"])
@@ -62,5 +59,3 @@ class FedNova:
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
         slowness = {i: p["weight"] / p["reach"] for i, p in sorted(replies.items())}
         return {i: s / sum(slowness.values()) for i, s in slowness.items()}
-
-    serve = serve_received

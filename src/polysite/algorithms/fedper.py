@@ -3,12 +3,12 @@
 ``partial_models.py`` describes how patterns of names divide a model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from polysite.algorithms.average import State, average, send_model
-from polysite.algorithms.base import Facts, Kind
+from polysite.algorithms.average import OneModel, State
+from polysite.algorithms.base import Facts
 from polysite.algorithms.partial_models import parted, refuse_nothing, shared, whole
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Site
@@ -16,7 +16,7 @@ from polysite.tree import Tree
 
 
 @dataclass(frozen=True)
-class FedPer:
+class FedPer(OneModel):
     """Federated averaging of all but the last layers, which stay at each site.
 
     Paper: Arivazhagan et al., Federated Learning with Personalization Layers, 2019
@@ -33,7 +33,6 @@ class FedPer:
 
     private: tuple[str, ...] = ("head.*",)
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     facts: ClassVar[Facts] = Facts(needs="sum", only_fits=True)
 
     def __post_init__(self) -> None:
@@ -42,15 +41,10 @@ class FedPer:
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(shared(self.private, params))
 
-    send = send_model
-
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         fit = site.fit(whole(self.private, got, memory, site))
         rest, own = parted(self.private, fit.params)
         return Payload(model=rest, weight=site.size), Payload(private=own)
-
-    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        return State(average(replies))
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield whole(self.private, got, memory, site), cases

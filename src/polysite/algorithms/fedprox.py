@@ -8,18 +8,16 @@ The anchor w is the received model and does not move during local training. mu =
 gradients: a mu of 0.1 already slows a U-Net down.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
-from polysite.algorithms.average import State, average, begin_model, send_model, serve_received
-from polysite.algorithms.base import INF, Facts, Kind, within
-from polysite.payload import Payload, SiteId
+from polysite.algorithms.average import OneModel
+from polysite.algorithms.base import INF, Facts, within
+from polysite.payload import Payload
 from polysite.site import Objective, Site, Tilt
 
 
 @dataclass(frozen=True)
-class FedProx:
+class FedProx(OneModel):
     """Federated averaging with a proximal term that holds local training near the received model.
 
     Args:
@@ -27,8 +25,6 @@ class FedProx:
     """
 
     mu: float = 0.01
-
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
 
     def __post_init__(self) -> None:
         within(self, mu=(0, INF))
@@ -38,14 +34,6 @@ class FedProx:
         """Facts that other modules act on."""
         return Facts(needs="sum", pull=self.mu, shared_model=True, only_fits=True)
 
-    init = begin_model
-    send = send_model
-
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         fit = site.fit(got["model"], Objective(Tilt(anchor=got["model"], weight=self.mu)))
         return Payload(model=fit.params, weight=site.size), memory
-
-    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        return State(average(replies))
-
-    serve = serve_received

@@ -10,14 +10,13 @@ head for 10 epochs per round and the body for 1. As there, a site is served u an
 paper a new site trains a head for u; here a site that never trained is served u and the initial v.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from polysite.algorithms.average import State, average, send_model
-from polysite.algorithms.base import INF, TINY, Facts, Kind, within
+from polysite.algorithms.average import OneModel, State
+from polysite.algorithms.base import INF, TINY, Facts, one_of, within
 from polysite.algorithms.partial_models import parted, refuse_nothing, shared, whole
-from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
 from polysite.site import Budget, Cases, Site
 from polysite.tree import Tree
@@ -26,7 +25,7 @@ HEAD_EPOCHS = 10  # as in the paper
 
 
 @dataclass(frozen=True)
-class FedRep:
+class FedRep(OneModel):
     """A shared body, and a head per site that is trained before the body in every round.
 
     Args:
@@ -55,21 +54,11 @@ class FedRep:
         refuse_nothing(self.private)
         within(self, lr=(TINY, INF), epochs=(1, INF), steps=(1, INF))
         within(self, head_lr=(TINY, INF), head_epochs=(1, INF), head_steps=(1, INF))
-        for epochs, steps in (("epochs", "steps"), ("head_epochs", "head_steps")):
-            if getattr(self, epochs) is not None and getattr(self, steps) is not None:
-                raise ConfigError(
-                    f"fedrep trains a fixed number of epochs or of steps, not both ({epochs} = "
-                    f"{getattr(self, epochs)}, {steps} = {getattr(self, steps)}); leave one of them out"
-                )
-
-    @property
-    def reply(self) -> Mapping[str, Kind]:
-        return {"model": "model", "weight": "one" if self.uniform else "count"}
+        one_of(self, "fedrep")
+        one_of(self, "fedrep", "head_epochs", "head_steps")
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(shared(self.private, params))
-
-    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         model = whole(self.private, got, memory, site)
@@ -78,9 +67,6 @@ class FedRep:
         fit = site.fit(tuned.params, budget=Budget(self.lr, self.epochs, self.steps), only=tuple(body))
         body, head = parted(self.private, fit.params)
         return Payload(model=body, weight=1 if self.uniform else site.size), Payload(private=head)
-
-    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        return State(average(replies))
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         yield whole(self.private, got, memory, site), cases

@@ -18,13 +18,13 @@ frequencies; for Dice this holds only approximately. This is the linear variant 
 second network generates P_k from the site's class counts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import State, average, send_model
-from polysite.algorithms.base import INF, Facts, Kind, within
+from polysite.algorithms.average import OneModel, State
+from polysite.algorithms.base import INF, Facts, within
 from polysite.algorithms.partial_models import refuse_unknown
 from polysite.payload import Payload, SiteId
 from polysite.site import Balanced, Cases, Objective, Site
@@ -34,7 +34,7 @@ HEAD = ("head.*",)
 
 
 @dataclass(frozen=True)
-class FedRoD:
+class FedRoD(OneModel):
     """A shared model trained with a balanced loss, and a personal head per site trained with the plain loss.
 
     Args:
@@ -44,7 +44,6 @@ class FedRoD:
 
     clip: float = 7.0
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     facts: ClassVar[Facts] = Facts(needs="sum")
 
     def __post_init__(self) -> None:
@@ -54,15 +53,10 @@ class FedRoD:
         refuse_unknown("fedrod", HEAD, params)
         return State(params)
 
-    send = send_model
-
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         own = memory.get("personal") or tree.zeros(tree.select(site.start, HEAD))
         fit = site.fit(got["model"], Objective(loss=Balanced(self.clip), personal=own))
         return Payload(model=fit.params, weight=site.size), Payload(personal=fit.personal)
-
-    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        return State(average(replies))
 
     def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
         model = got["model"]

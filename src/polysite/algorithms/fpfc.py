@@ -145,9 +145,8 @@ class Fpfc:
         groups = self._clusters(state)
         home = {i: group for group in groups for i in group}
         largest = max(groups, key=len)  # the first of several largest
-        largest = (
-            largest if len(largest) > 1 else tuple(state.models)
-        )  # a model of a single site is not served to others
+        # a model of a single site is not served to others
+        largest = largest if len(largest) > 1 else tuple(state.models)
         means = {g: {**state.shared, **_mean(state, g)} for g in {home.get(i, largest) for i in cohort}}
         anchors = _anchors(state, cohort)
         return {i: Payload(model=means[home.get(i, largest)], anchor=anchors[i]) for i in cohort}

@@ -9,18 +9,17 @@ deepest features of the network, pooled over space (the paper adds a projection 
 have). In a site's first round z_p = z_g: the term is constant and the round equals FedAvg.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from polysite.algorithms.average import State, average, begin_model, send_model, serve_received
-from polysite.algorithms.base import INF, TINY, Facts, Kind, within
-from polysite.payload import Payload, SiteId
+from polysite.algorithms.average import OneModel
+from polysite.algorithms.base import INF, TINY, Facts, within
+from polysite.payload import Payload
 from polysite.site import Contrast, Objective, Site
 
 
 @dataclass(frozen=True)
-class Moon:
+class Moon(OneModel):
     """Federated averaging with a contrastive loss between the features of three models.
 
     Args:
@@ -33,22 +32,13 @@ class Moon:
     mu: float = 1.0
     temperature: float = 0.5
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     facts: ClassVar[Facts] = Facts(needs="sum", shared_model=True)
 
     def __post_init__(self) -> None:
         within(self, mu=(0, INF), temperature=(TINY, INF))
-
-    init = begin_model
-    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         w = got["model"]
         contrast = [Contrast(w, memory["model"], self.mu, self.temperature)] if "model" in memory else []
         fit = site.fit(w, Objective(extra=contrast))
         return Payload(model=fit.params, weight=site.size), Payload(model=fit.params)
-
-    def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        return State(average(replies))
-
-    serve = serve_received

@@ -32,15 +32,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import State, average, begin_model, send_model, towards
-from polysite.algorithms.base import INF, TINY, Facts, Kind, within
+from polysite.algorithms.average import OneModel, State, average, towards
+from polysite.algorithms.base import INF, TINY, Facts, within
 from polysite.payload import Payload, SiteId
 from polysite.site import Budget, Cases, Objective, Site, Tilt
 from polysite.tree import Tree
 
 
 @dataclass(frozen=True)
-class PFedMe:
+class PFedMe(OneModel):
     """A shared model that minimises Moreau envelopes, and a personal model per site near it.
 
     Args:
@@ -72,13 +72,6 @@ class PFedMe:
     def __post_init__(self) -> None:
         within(self, lam=(TINY, INF), lr=(TINY, INF), outer=(1, INF), inner_lr=(TINY, INF), inner=(1, INF))
         within(self, beta=(TINY, INF))
-
-    @property
-    def reply(self) -> Mapping[str, Kind]:
-        return {"model": "model", "weight": "one" if self.uniform else "count"}
-
-    init = begin_model
-    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         w = own = got["model"]

@@ -30,6 +30,7 @@ from typing import Literal
 import numpy as np
 
 from polysite import tree
+from polysite.algorithms.average import towards
 from polysite.algorithms.base import INF, TINY, Kind, within
 from polysite.algorithms.partial_models import parted, refuse_unknown
 from polysite.cluster.fusion import lasso_mixture, nearest_edges
@@ -148,7 +149,7 @@ class PFedNet:
         times = {i: p["time"] for i, p in replies.items()}
         length = median(times.values()) if self.eta is None else self.eta / len(state.personal)  # eta / m
         moved = {
-            i: _along(z, replies[i]["model"], length / times[i]) if i in replies else z
+            i: towards(z, replies[i]["model"], length / times[i]) if i in replies else z
             for i, z in state.personal.items()
         }
         heard, edges = list(state.sketches), self._edges(state)
@@ -187,10 +188,3 @@ def _sent(state: State, i: SiteId) -> Payload:
 def _own(state: State, i: SiteId) -> Tree:
     """Return the personal part of a site; for a new site, the mean of all."""
     return state.personal[i] if i in state.personal else tree.mean(state.personal.values())
-
-
-def _along(z: Tree, end: Tree, length: float) -> Tree:
-    """Return z + length * (end - z), with the running statistics of ``end``."""
-    if length == 1:
-        return end
-    return {**end, **tree.map(lambda a, b: a + length * (b - a), tree.trained(z), tree.trained(end))}

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import State, average, begin_model, send_model, serve_received, towards
+from polysite.algorithms.average import OneModel, State, average, towards
 from polysite.algorithms.base import INF, Facts, Kind, within
 from polysite.payload import Payload, SiteId
 from polysite.site import Site
@@ -25,7 +25,7 @@ FLOOR = 1e-10  # added to the loss, whose powers are divided by
 
 
 @dataclass(frozen=True)
-class QFedAvg:
+class QFedAvg(OneModel):
     """Federated averaging in which sites with a high loss have a larger weight.
 
     Args:
@@ -37,14 +37,12 @@ class QFedAvg:
     q: float = 1.0
     augmented: bool = False
 
+    uniform = True
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "one", "loss": "cost", "lr": "rate"}
     facts: ClassVar[Facts] = Facts(plain_sgd=True, shared_model=True)
 
     def __post_init__(self) -> None:
         within(self, q=(0, INF))
-
-    init = begin_model
-    send = send_model
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         loss = fmean(site.losses(got["model"], augmented=self.augmented).values())
@@ -66,8 +64,6 @@ class QFedAvg:
     def _pull(self, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
         most = max(map(_loss, replies.values()))
         return {i: p["weight"] * (_loss(p) / most) ** self.q * _steepness(p) for i, p in sorted(replies.items())}
-
-    serve = serve_received
 
 
 def _loss(reply: Payload) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polysite import tree
-from polysite.algorithms.average import State, begin_model, send_model, serve_received
+from polysite.algorithms.average import OneModel, State
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId, mean
@@ -27,7 +27,7 @@ def _local(algorithm: Any, got: Payload, memory: Payload, site: Site) -> tuple[P
 
 
 @dataclass(frozen=True)
-class Median:
+class Median(OneModel):
     """The median of the sites' models, coordinate by coordinate.
 
     Paper: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018
@@ -41,18 +41,14 @@ class Median:
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
     facts: ClassVar[Facts] = Facts(shared_model=True)
 
-    init = begin_model
-    send = send_model
     local = _local
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(_median(replies))
 
-    serve = serve_received
-
 
 @dataclass(frozen=True)
-class TrimmedMean:
+class TrimmedMean(OneModel):
     """The mean of the sites' models without the extremes of every coordinate.
 
     Paper: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018
@@ -73,31 +69,20 @@ class TrimmedMean:
     facts: ClassVar[Facts] = Facts(shared_model=True)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta < 0.5:
-            raise ConfigError(
-                f"the trimmed mean cuts less than half from each end, got beta = {self.beta}; set it below 0.5"
-            )
+        check_beta(self.beta)
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        if self.beta and not self._cut(len(sites)):
-            least = f"set it to {ceil(100 / len(sites)) / 100} or more" if len(sites) > 2 else "it takes three or more"
-            raise ConfigError(f"beta = {self.beta} cuts nothing from {len(sites)} sites; {least}, or to 0 for a mean")
+        check_cut(self.beta, len(sites))
         return State(params)
 
-    send = send_model
     local = _local
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
-        return State(tree.trimmed_mean([replies[i]["model"] for i in sorted(replies)], self._cut(len(replies))))
-
-    serve = serve_received
-
-    def _cut(self, sites: int) -> int:
-        return floor(self.beta * sites + 1e-9)
+        return State(tree.trimmed_mean([replies[i]["model"] for i in sorted(replies)], cut_of(self.beta, len(replies))))
 
 
 @dataclass(frozen=True)
-class Krum:
+class Krum(OneModel):
     """The reply closest to its neighbours, or the mean of the ``keep`` closest (multi-Krum).
 
     Paper: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017
@@ -123,33 +108,19 @@ class Krum:
         within(self, f=(0, INF), keep=(1, INF))
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        if len(sites) < 2 * self.f + 3:
-            raise ConfigError(
-                f"krum tolerates f = {self.f} bad sites among {2 * self.f + 3} or more, and there are {len(sites)}; "
-                "lower f, or choose median or geometric_median"
-            )
-        if self.keep > len(sites) - self.f:
-            raise ConfigError(
-                f"krum cannot keep {self.keep} of {len(sites)} sites of which f = {self.f} may be bad; lower keep"
-            )
+        check_krum(self.f, self.keep, len(sites))
         return State(params)
 
-    send = send_model
     local = _local
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         if len(replies) < 2 * self.f + 3:
             return State(_median(replies))
-        order = sorted(replies)
-        score = krum_scores(replies, len(order) - self.f - 2)
-        chosen = sorted(order, key=score.__getitem__)[: min(self.keep, len(order) - self.f)]  # ties: by name
-        return State(mean({i: replies[i] for i in chosen}, "model"))
-
-    serve = serve_received
+        return State(mean({i: replies[i] for i in krum_choice(replies, self.f, self.keep)}, "model"))
 
 
 @dataclass(frozen=True)
-class GeometricMedian:
+class GeometricMedian(OneModel):
     """The point with the smallest sum of distances to the sites' models, by Weiszfeld's iteration.
 
     Paper: Pillutla, Kakade and Harchaoui, Robust Aggregation for Federated Learning, IEEE TSP 2022
@@ -169,23 +140,14 @@ class GeometricMedian:
     smoothing: float = 1e-6
     tolerance: float = 1e-6
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     facts: ClassVar[Facts] = Facts(shared_model=True)
 
     def __post_init__(self) -> None:
         within(self, iterations=(1, INF), smoothing=(TINY, 1), tolerance=(0, 1))
 
-    init = begin_model
-    send = send_model
-
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return Payload(model=site.fit(got["model"]).params, weight=site.size), memory
-
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         shares = self.shares(state, replies)  # for running statistics too, which may be broken as well
         return State(mean(replies, "model", shares))
-
-    serve = serve_received
 
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
         """Return the weights s_k of the replies in z = sum_k s_k w_k.
@@ -212,11 +174,41 @@ def _median(replies: Mapping[SiteId, Payload]) -> Tree:
     return tree.trimmed_mean([replies[i]["model"] for i in sorted(replies)], (len(replies) - 1) // 2)
 
 
-def krum_scores(replies: Mapping[SiteId, Payload], near: int) -> dict[SiteId, float]:
-    """Return the sum of the squared distances of every reply to the nearest others."""
-    squares = _squared_distances(replies)
+def check_beta(beta: float) -> None:
+    """Refuse a share that leaves nothing of a trimmed mean."""
+    if not 0 <= beta < 0.5:
+        raise ConfigError(f"the trimmed mean cuts less than half from each end, got beta = {beta}; set it below 0.5")
+
+
+def check_cut(beta: float, sites: int) -> None:
+    """Refuse a share that cuts nothing from this number of sites, unless it is 0."""
+    if beta and not cut_of(beta, sites):
+        least = f"set it to {ceil(100 / sites) / 100} or more" if sites > 2 else "it takes three or more"
+        raise ConfigError(f"beta = {beta} cuts nothing from {sites} sites; {least}, or to 0 for a mean")
+
+
+def cut_of(beta: float, sites: int) -> int:
+    """Return the number of replies that a trimmed mean cuts from each end."""
+    return floor(beta * sites + 1e-9)
+
+
+def check_krum(f: int, keep: int, sites: int) -> None:
+    """Refuse a number of sites that Krum cannot choose from."""
+    if sites < 2 * f + 3:
+        raise ConfigError(
+            f"krum tolerates f = {f} bad sites among {2 * f + 3} or more, and there are {sites}; lower f, or choose "
+            "median or geometric_median"
+        )
+    if keep > sites - f:
+        raise ConfigError(f"krum cannot keep {keep} of {sites} sites of which f = {f} may be bad; lower keep")
+
+
+def krum_choice(replies: Mapping[SiteId, Payload], f: int, keep: int) -> list[SiteId]:
+    """Return the sites whose replies have the smallest sums of squared distances to the nearest others."""
+    order, squares = sorted(replies), _squared_distances(replies)
     np.fill_diagonal(squares, np.inf)  # no reply is its own neighbour
-    return dict(zip(sorted(replies), np.sort(squares)[:, :near].sum(1).tolist(), strict=True))
+    score = dict(zip(order, np.sort(squares)[:, : len(order) - f - 2].sum(1).tolist(), strict=True))
+    return sorted(order, key=score.__getitem__)[: min(keep, len(order) - f)]  # ties: by name
 
 
 def _squared_distances(replies: Mapping[SiteId, Payload]) -> NDArray[np.float64]:

@@ -18,31 +18,19 @@ All rules but the geometric median give all sites the same weight. Honest hospit
 like bad ones: the guard of deployments (run.guard) is milder.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, floor
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polysite import tree
-from polysite.algorithms.base import (
-    INF,
-    TINY,
-    Algorithm,
-    Around,
-    Facts,
-    diagnostics,
-    facts,
-    serving_payloads,
-    within,
-)
+from polysite.algorithms.base import INF, TINY, Algorithm, Around, Facts, facts, within
 from polysite.algorithms.fedavg import FedAvg
-from polysite.algorithms.robust import GeometricMedian, krum_scores
+from polysite.algorithms.robust import GeometricMedian, check_beta, check_cut, check_krum, cut_of, krum_choice
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId, mean
-from polysite.site import Cases, Site
 from polysite.tree import Tree
 
 Rule = Literal["median", "trimmed_mean", "krum", "geometric_median", "centred_clipping"]
@@ -74,10 +62,7 @@ class Robust(Around):
 
     def __post_init__(self) -> None:
         within(self, f=(0, INF), keep=(1, INF), radius=(TINY, INF), iterations=(1, INF))
-        if not 0 <= self.beta < 0.5:
-            raise ConfigError(
-                f"the trimmed mean cuts less than half from each end, got beta = {self.beta}; set it below 0.5"
-            )
+        check_beta(self.beta)
         reply = self.inner.reply
         clusters = hasattr(self.inner, "site_clusters") or "number" in reply.values()  # the number of a cluster
         if clusters or not {"model", "weight"} <= reply.keys():
@@ -91,29 +76,11 @@ class Robust(Around):
         return replace(facts(self.inner), needs="each", poolable=False)
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> Any:
-        count = len(sites)
-        if self.rule == "krum" and count < 2 * self.f + 3:
-            raise ConfigError(
-                f"krum tolerates f = {self.f} bad sites among {2 * self.f + 3} or more, and there are {count}; lower "
-                "f, or choose median or geometric_median"
-            )
-        if self.rule == "krum" and self.keep > count - self.f:
-            raise ConfigError(
-                f"krum cannot keep {self.keep} of {count} sites of which f = {self.f} may be bad; lower keep"
-            )
-        if self.rule == "trimmed_mean" and self.beta and not self._cut(count):
-            least = f"set it to {ceil(100 / count) / 100} or more" if count > 2 else "it takes three or more"
-            raise ConfigError(f"beta = {self.beta} cuts nothing from {count} sites; {least}, or to 0 for a mean")
-        return self.inner.init(params, sites)
-
-    def send(self, state: Any, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return self.inner.send(state, cohort)
-
-    def serving_payloads(self, state: Any, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return serving_payloads(self.inner, state, sites)
-
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return self.inner.local(got, memory, site)
+        if self.rule == "krum":
+            check_krum(self.f, self.keep, len(sites))
+        if self.rule == "trimmed_mean":
+            check_cut(self.beta, len(sites))
+        return super().init(params, sites)
 
     def merge(self, state: Any, replies: Mapping[SiteId, Payload]) -> Any:
         fields = [name for name, kind in self.inner.reply.items() if kind in ("model", "update")]
@@ -126,12 +93,6 @@ class Robust(Around):
             return MEDIAN.shares(state, replies)
         return self._krum(replies) if self.rule == "krum" and len(replies) >= 2 * self.f + 3 else {}
 
-    def diagnostics(self, state: Any) -> Mapping[str, float]:
-        return diagnostics(self.inner, state)
-
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        return self.inner.serve(got, memory, site, cases)
-
     def _aggregates(self, state: Any, replies: Mapping[SiteId, Payload], fields: list[str]) -> dict[str, Tree]:
         """Return the robust aggregate of every field."""
         shares = self.shares(state, replies)
@@ -142,17 +103,12 @@ class Robust(Around):
             start = next(iter(sent.values()))
             return {name: self._centre(start.get(name, {}), replies, name) for name in fields}
         count = len(replies)
-        cut = self._cut(count) if self.rule == "trimmed_mean" else (count - 1) // 2  # the median, also for krum
+        cut = cut_of(self.beta, count) if self.rule == "trimmed_mean" else (count - 1) // 2  # the median, also for krum
         return {name: tree.trimmed_mean([replies[i][name] for i in sorted(replies)], cut) for name in fields}
 
-    def _cut(self, sites: int) -> int:
-        return floor(self.beta * sites + 1e-9)
-
     def _krum(self, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
-        order = sorted(replies)
-        score = krum_scores(replies, len(order) - self.f - 2)
-        chosen = sorted(order, key=score.__getitem__)[: min(self.keep, len(order) - self.f)]  # ties: by name
-        return {i: float(i in chosen) / len(chosen) for i in order}
+        chosen = krum_choice(replies, self.f, self.keep)
+        return {i: float(i in chosen) / len(chosen) for i in sorted(replies)}
 
     def _centre(self, start: Tree, replies: Mapping[SiteId, Payload], name: str) -> Tree:
         """Return the centre of one field after all iterations. An update starts at zero."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from polysite import tree
-from polysite.algorithms.average import average, serve_received, towards
+from polysite.algorithms.average import OneModel, average, towards
 from polysite.algorithms.base import INF, TINY, Facts, Kind, within
 from polysite.payload import Payload, SiteId, mean
 from polysite.site import Objective, Site, Tilt
@@ -35,7 +35,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Scaffold:
+class Scaffold(OneModel):
     """Federated averaging with control variates against client drift.
 
     Args:
@@ -81,5 +81,3 @@ class Scaffold:
         )
         model = towards(state.model, average(replies), self.server_lr)
         return State(model, control, weights, awaited)
-
-    serve = serve_received

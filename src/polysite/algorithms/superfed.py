@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from polysite import tree
-from polysite.algorithms.average import average
-from polysite.algorithms.base import INF, Facts, Kind, in_rounds, within
+from polysite.algorithms.average import OneModel, average
+from polysite.algorithms.base import INF, Facts, in_rounds, within
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, Mix, Objective, Site, Tilt
@@ -41,7 +41,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class SuPerFed:
+class SuPerFed(OneModel):
     """Federated averaging, and a second model (twin) per site that is mixed with the shared one.
 
     Args:
@@ -63,7 +63,6 @@ class SuPerFed:
     shared: tuple[str, ...] = ()
     choices: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count"}
     facts: ClassVar[Facts] = Facts(needs="sum")
 
     def __post_init__(self) -> None:

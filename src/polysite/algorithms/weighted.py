@@ -16,16 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from polysite.algorithms.base import (
-    Algorithm,
-    Around,
-    Facts,
-    diagnostics,
-    facts,
-    serving_payloads,
-    shares,
-    site_clusters,
-)
+from polysite.algorithms.base import Algorithm, Around, Facts, facts, site_clusters
 from polysite.algorithms.fedavg import FedAvg
 from polysite.errors import ConfigError, nearest
 from polysite.payload import Payload, SiteId
@@ -68,23 +59,14 @@ class Weighted(Around):
         return self.inner.init(params, sites)
 
     def send(self, state: Any, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return self._scaled(self.inner.send(state, cohort))
+        return self._scaled(super().send(state, cohort))
 
     def serving_payloads(self, state: Any, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return self._scaled(serving_payloads(self.inner, state, sites))
+        return self._scaled(super().serving_payloads(state, sites))
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         reply, memory = self.inner.local(_without_factor(got), memory, site)
         return Payload(**{**reply, "weight": reply["weight"] * got.get("factor", 1.0)}), memory
-
-    def merge(self, state: Any, replies: Mapping[SiteId, Payload]) -> Any:
-        return self.inner.merge(state, replies)
-
-    def shares(self, state: Any, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
-        return shares(self.inner, state, replies)
-
-    def diagnostics(self, state: Any) -> Mapping[str, float]:
-        return diagnostics(self.inner, state)
 
     def site_clusters(self, state: Any, sites: Sequence[SiteId]) -> Mapping[SiteId, str]:
         return site_clusters(self.inner, state, sites)
