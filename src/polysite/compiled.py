@@ -2,14 +2,19 @@
 
 from collections.abc import Callable
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 
 @cache
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a kernel on first use, because importing Numba is slow."""
+    """Compile a kernel, and the functions of its module that it calls, on first use: importing Numba is slow."""
     import numba
 
+    near = kernel.__globals__
+    for name in kernel.__code__.co_names:
+        if isinstance(near.get(name), FunctionType) and near[name].__module__ == kernel.__module__:
+            near[name] = compiled(near[name])
     try:
         return numba.njit(kernel, cache=True, nogil=True)  # type: ignore[no-any-return]
     except RuntimeError:  # no writable folder for Numba's cache

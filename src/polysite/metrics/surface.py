@@ -125,13 +125,13 @@ def _distances(
     if not found.size:
         return found
     compiled(_columns)(others, columns)
-    planes = np.count_nonzero(edges.reshape(len(edges), -1).any(1))
+    at = np.stack(np.unravel_index(np.flatnonzero(edges.view(bool)), edges.shape), 1)
     taken = np.count_nonzero(columns[0] != np.iinfo(columns.dtype).max)
-    limit = planes * (ENVELOPE * taken + columns[0].size)
-    words, around = edges.view(np.uint64), _around(spacing[1], spacing[2])
+    limit = len(np.unique(at[:, 0])) * (ENVELOPE * taken + columns[0].size)
+    around = _around(spacing[1], spacing[2])
     for every in (SAMPLE, 1):
-        if not compiled(_search)(words, columns, spacing, *around, every, limit / every, found):
-            compiled(_envelope)(words, columns, spacing, found)
+        if not compiled(_search)(at, columns, spacing, *around, every, limit / every, found):
+            compiled(_envelope)(at, columns, spacing, found)
             break
     return np.sqrt(found, out=found)
 
@@ -206,62 +206,49 @@ def _columns(edges, steps):  # type: ignore[no-untyped-def]
             here[p] = min(here[p], whole(last[p] + (last[p] != none)))
 
 
-def _search(words, columns, spacing, dj, dk, square, every, limit, found):  # type: ignore[no-untyped-def]
+def _search(at, columns, spacing, dj, dk, square, every, limit, found):  # type: ignore[no-untyped-def]
     """Compute squared distances of one surface voxel in ``every``; False if it took more columns than the limit."""
     rows, width = columns.shape[1:]
     a, b, c = spacing
     none = np.iinfo(columns.dtype).max
-    n = looked = 0
-    for i in range(words.shape[0]):
-        for j in range(rows):
-            for w in range(words.shape[2]):
-                word = words[i, j, w]
-                k = 8 * w - 1
-                while word:
-                    k += 1
-                    here = word & np.uint64(1)
-                    word >>= np.uint64(8)
-                    if not here:
-                        continue
-                    n += 1
-                    if n % every:
-                        continue
-                    s = columns[i, j, k]
-                    best = (a * s) ** 2 if s != none else np.inf
-                    t = 0
-                    while t < len(square) and square[t] < best:
-                        y, x = j + dj[t], k + dk[t]
-                        if 0 <= y < rows and 0 <= x < width:
-                            s = columns[i, y, x]
-                            if s != none:
-                                best = min(best, square[t] + (a * s) ** 2)
-                        t += 1
-                    looked += t
-                    if t == len(square):
-                        for y in range(rows):
-                            if (b * (y - j)) ** 2 < best:
-                                looked += width
-                                for x in range(width):
-                                    s = columns[i, y, x]
-                                    if s != none:
-                                        best = min(best, (b * (y - j)) ** 2 + (c * (x - k)) ** 2 + (a * s) ** 2)
-                    found[n - 1] = best
-                    if looked > limit:
-                        return False
+    looked = 0
+    for n in range(every - 1, len(at), every):
+        i, j, k = at[n]
+        s = columns[i, j, k]
+        best = (a * s) ** 2 if s != none else np.inf
+        t = 0
+        while t < len(square) and square[t] < best:
+            y, x = j + dj[t], k + dk[t]
+            if 0 <= y < rows and 0 <= x < width:
+                s = columns[i, y, x]
+                if s != none:
+                    best = min(best, square[t] + (a * s) ** 2)
+            t += 1
+        looked += t
+        if t == len(square):
+            for y in range(rows):
+                if (b * (y - j)) ** 2 < best:
+                    looked += width
+                    for x in range(width):
+                        s = columns[i, y, x]
+                        if s != none:
+                            best = min(best, (b * (y - j)) ** 2 + (c * (x - k)) ** 2 + (a * s) ** 2)
+        found[n] = best
+        if looked > limit:
+            return False
     return True
 
 
-def _envelope(words, columns, spacing, found):  # type: ignore[no-untyped-def]
+def _envelope(at, columns, spacing, found):  # type: ignore[no-untyped-def]
     """Compute squared distances plane by plane: the lower envelope over rows, then a search along each row."""
     rows, width = columns.shape[1:]
     a, b, c = spacing
     none = np.iinfo(columns.dtype).max
     plane = np.empty((rows, width))
-    at, height, until = np.empty(rows, np.int64), np.empty(rows), np.empty(rows)
+    low, height, until = np.empty(rows, np.int64), np.empty(rows), np.empty(rows)
     n = 0
-    for i in range(words.shape[0]):
-        if not words[i].any():
-            continue
+    while n < len(at):
+        i = at[n, 0]
         for k in range(width):
             top = -1
             for j in range(rows):
@@ -269,13 +256,13 @@ def _envelope(words, columns, spacing, found):  # type: ignore[no-untyped-def]
                     continue
                 h = (a * columns[i, j, k]) ** 2 + (b * j) ** 2
                 while top >= 0:
-                    meet = (h - height[top]) / (2 * b * b * (j - at[top]))
+                    meet = (h - height[top]) / (2 * b * b * (j - low[top]))
                     if top == 0 or meet > until[top - 1]:
                         until[top] = meet
                         break
                     top -= 1
                 top += 1
-                at[top], height[top] = j, h
+                low[top], height[top] = j, h
             if top >= 0:
                 until[top] = np.inf
             t = 0
@@ -285,24 +272,16 @@ def _envelope(words, columns, spacing, found):  # type: ignore[no-untyped-def]
                     continue
                 while until[t] < j:
                     t += 1
-                plane[j, k] = (b * (j - at[t])) ** 2 + (a * columns[i, at[t], k]) ** 2
-        for j in range(rows):
-            for w in range(words.shape[2]):
-                word = words[i, j, w]
-                k = 8 * w - 1
-                while word:
-                    k += 1
-                    here = word & np.uint64(1)
-                    word >>= np.uint64(8)
-                    if not here:
-                        continue
-                    best = plane[j, k]
-                    d = 1
-                    while d < width and (c * d) ** 2 < best:
-                        if k >= d:
-                            best = min(best, plane[j, k - d] + (c * d) ** 2)
-                        if k + d < width:
-                            best = min(best, plane[j, k + d] + (c * d) ** 2)
-                        d += 1
-                    found[n] = best
-                    n += 1
+                plane[j, k] = (b * (j - low[t])) ** 2 + (a * columns[i, low[t], k]) ** 2
+        while n < len(at) and at[n, 0] == i:
+            j, k = at[n, 1], at[n, 2]
+            best = plane[j, k]
+            d = 1
+            while d < width and (c * d) ** 2 < best:
+                if k >= d:
+                    best = min(best, plane[j, k - d] + (c * d) ** 2)
+                if k + d < width:
+                    best = min(best, plane[j, k + d] + (c * d) ** 2)
+                d += 1
+            found[n] = best
+            n += 1

@@ -4,6 +4,8 @@ Grey levels are in one flat array with a rim of zeros (outside) on every side, s
 borders need no check. Half of the directions are forward steps; their opposites give the same pairs.
 """
 
+from typing import Any
+
 import numpy as np
 
 BLOCK = 512  # voxels per vectorised loop over neighbours
@@ -120,6 +122,20 @@ def deviation(first, last, values, mean, low, high, found):  # type: ignore[no-u
         found[c] = absolute
 
 
+def join(parent: Any, s: int, t: int) -> None:
+    """Join the trees of two voxels; the smaller root becomes that of both."""
+    while parent[s] != s:
+        parent[s] = parent[parent[s]]
+        s = parent[s]
+    while parent[t] != t:
+        parent[t] = parent[parent[t]]
+        t = parent[t]
+    if s < t:
+        parent[t] = s
+    elif t < s:
+        parent[s] = t
+
+
 def pairs(first, last, levels, steps, parent, counts, runs):  # type: ignore[no-untyped-def]
     """Count pairs and runs of two or more, and join the trees of touching equals, in one pass over neighbours ahead.
 
@@ -142,17 +158,7 @@ def pairs(first, last, levels, steps, parent, counts, runs):  # type: ignore[no-
                     q += step
                 runs[d, a, n] += 1
             if p + step < last:
-                s, t = p, p + step
-                while parent[s] != s:
-                    parent[s] = parent[parent[s]]
-                    s = parent[s]
-                while parent[t] != t:
-                    parent[t] = parent[parent[t]]
-                    t = parent[t]
-                if s < t:
-                    parent[t] = s
-                elif t < s:
-                    parent[s] = t
+                join(parent, p, p + step)
 
 
 def bridge(levels, steps, cuts, parent):  # type: ignore[no-untyped-def]
@@ -165,17 +171,7 @@ def bridge(levels, steps, cuts, parent):  # type: ignore[no-untyped-def]
                 continue
             for step in steps:
                 if p + step >= cut and levels[p + step] == a:
-                    s, t = p, p + step
-                    while parent[s] != s:
-                        parent[s] = parent[parent[s]]
-                        s = parent[s]
-                    while parent[t] != t:
-                        parent[t] = parent[parent[t]]
-                        t = parent[t]
-                    if s < t:
-                        parent[t] = s
-                    elif t < s:
-                        parent[s] = t
+                    join(parent, p, p + step)
 
 
 def zones(levels, parent, small):  # type: ignore[no-untyped-def]
