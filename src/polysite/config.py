@@ -383,13 +383,16 @@ def build(given: Mapping[str, Any], overrides: Mapping[str, str] | None = None) 
     return _build(Study, without_removed(wanted), "")  # type: ignore[no-any-return]
 
 
-def convert(kind: type[T], given: Mapping[str, Any], at: str) -> T:
-    """Convert parsed TOML to a dataclass that is no part of a study; ``at`` is its place in the file, for errors.
+def convert(kind: type[T], given: Mapping[str, Any], at: str, where: str = "") -> T:
+    """Convert parsed TOML to a dataclass that is no part of a study; ``at`` is its place in the file ``where``.
 
     >>> convert(Split, {"folds": 5}, "split").folds
     5
     """
-    return _build(kind, given, at)  # type: ignore[no-any-return]
+    try:
+        return _build(kind, given, at)  # type: ignore[no-any-return]
+    except ConfigError as problem:
+        raise ConfigError(f"{where}: {problem}".removeprefix(": ")) from problem
 
 
 def _section(name: str, given: Any) -> Any:

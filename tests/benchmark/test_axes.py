@@ -113,7 +113,10 @@ def test_an_assessment_is_of_the_federation_as_it_is_dealt(write, tmp_path):
         (HEAD + 'sweep_methods = ["prix"]\n' + REST + SWEPT, "sweep_methods names 'prix'; did you mean 'prox'"),
         (HEAD.replace('= "fedavg"', '= "fedavq"') + REST, "the reference 'fedavq' of tiny is no method"),
         (HEAD + REST + '[compare]\nfigures = ["distances"]', "there is no figure 'distances'; did you mean 'distance'"),
-        (HEAD + REST + '[published.settings]\nnaturel = "x"', "published.settings names the federation 'naturel'"),
+        (
+            HEAD + REST + '[published]\ntables = ["A_table1"]\nsettings = { naturel = "FeTS WT" }',
+            "published.settings names the federation 'naturel'",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_training(write, tmp_path, text, sentence):

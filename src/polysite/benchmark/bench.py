@@ -14,20 +14,13 @@ from polysite.benchmark.mixed import EnsembleOf, inner_folds
 from polysite.benchmark.mixed import check as check_ensembles
 from polysite.costs.budget import Kind
 from polysite.data.sources import Phantom
-from polysite.errors import ConfigError, nearest, shown
+from polysite.errors import ConfigError, nearest
 from polysite.foreign import parse_toml
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
 from polysite.report.paper_figures import PAPER_FIGURES
 from polysite.report.published import Paper
 
-KEYS: Mapping[str, type] = {  # of a benchmark's file, and what their values are
-    **dict.fromkeys(("title", "about", "reference", "preset", "needs", "sizes", "budget"), str),
-    **dict.fromkeys(("study", "methods", "sweep", "published_folds", "published", "compare", "radiomics"), dict),
-    **dict.fromkeys(("ensembles", "tuning"), dict),
-    **dict.fromkeys(("seeds", "federations", "sweep_methods"), list),
-    "folds": int,
-}
 SCALES = {  # besides "full", and tables of changes in a benchmark's file
     "small": "phantoms and few rounds: minutes",
     "tiny": "the data themselves, a tiny network and one or two rounds: shows that everything runs",
@@ -95,33 +88,46 @@ def _filled(place: Path, fold: int) -> Path:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A benchmark: its methods and their common settings."""
+class BenchFile:
+    """What the file of a benchmark states."""
 
-    name: str
-    title: str
-    methods: Mapping[str, Mapping[str, Any]]  # changes of each, as in TOML
-    study: Mapping[str, Any] = field(default_factory=dict)  # common settings, as in TOML
+    title: str = ""
     about: str = ""
+    preset: str = ""
+    study: Mapping[str, Any] = field(default_factory=dict)  # common settings, as in TOML
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # changes of each, as in TOML
     reference: str | None = None
     seeds: tuple[int, ...] = (0,)
     folds: int = 0  # folds of a cross-validation; 0 for none
     budget: Kind = "rounds"  # what is equal for all methods: rounds, or the steps or bytes of the reference
-    federations: tuple[NamedFederation, ...] = ()  # none: all methods have the federation of the study
-    sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # key of a study -> values
-    ensembles: Mapping[str, EnsembleOf] = field(default_factory=dict)  # of finished runs
-    members: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # methods that are trained for these alone
-    tuning: Tuning | None = None  # settings that every method tries in every fold
+    federations: tuple[Any, ...] = ()  # none: all methods have the federation of the study
+    sweep: Mapping[str, Any] = field(default_factory=dict)  # key of a study -> values
     sweep_methods: tuple[str, ...] = ()  # methods that are swept; none: all that have a swept key
-    phantoms: bool = False  # whether its data are phantoms
+    ensembles: Mapping[str, EnsembleOf] = field(default_factory=dict)  # of finished runs
+    tuning: Tuning | None = None  # settings that every method tries in every fold
     needs: str = ""  # the data that it is made for, and how to name them
     sizes: str = ""  # published table of the cases of every site, for a plan without the data
     published_folds: Folds | None = None
     published: Paper = Paper()
     compare: Compare = Compare()
     radiomics: Mapping[str, Any] | None = None  # settings of a benchmark that trains nothing: features and clusters
-    scales: tuple[str, ...] = ("full",)
+    small: Mapping[str, Any] | None = None  # changes for these scales
+    tiny: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Bench(BenchFile):
+    """A benchmark at a scale: its methods and their common settings."""
+
+    name: str = ""
+    federations: tuple[NamedFederation, ...] = ()
+    members: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # methods that are trained for ensembles
     remarks: tuple[str, ...] = ()  # on the page and in the terminal
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """The scales at which it can run."""
+        return ("full", *(scale for scale in SCALES if getattr(self, scale) is not None))
 
     def only(self, methods: Sequence[str]) -> "Bench":
         """Return the benchmark with these methods only; with all, if none is named."""
@@ -135,17 +141,13 @@ class Bench:
         needed = {*methods, *(m for n, e in mixed.items() for m in e.members(n))}
         chosen, members = ({n: m for n, m in each.items() if n in needed} for each in (self.methods, self.members))
         swept = tuple(n for n in self.sweep_methods if n in chosen)
-        sweep = self._sweep_of(swept)
+        sweep = {} if self.sweep_methods and not swept else self.sweep
         return replace(self, methods=chosen, members=members, ensembles=mixed, sweep_methods=swept, sweep=sweep)
 
     @property
     def whole(self) -> "Bench":
         """The benchmark with the members of its ensembles as methods: all that is trained."""
         return replace(self, methods={**self.methods, **self.members})
-
-    def _sweep_of(self, swept: Sequence[str]) -> Mapping[str, Sequence[Any]]:
-        """Return the sweep; empty if all methods that it names are left out."""
-        return {} if self.sweep_methods and not swept else self.sweep
 
     def at_equal(self, budget: str | None) -> "Bench":
         """Return the benchmark with another budget; unchanged if None."""
@@ -179,11 +181,12 @@ class Bench:
         A benchmark of real data refuses phantoms, except at small scale: it would take days and show nothing.
         """
         named = {k: v for k, v in overrides.items() if k.startswith("data.")}
-        if scale == "small" or self.phantoms or (named and not isinstance(config.build({}, named).data, Phantom)):
+        if scale == "small" or (named and not isinstance(config.build({}, named).data, Phantom)):
             return ""
-        given = self.study.get("data", {})
+        given = self.study.get("data", {"name": ""})
+        given = given if isinstance(given, Mapping) else {"name": given}
         source = given.get("name", "phantom")
-        if source != "phantom" and (source != "files" or given.get("path")):
+        if source == "phantom" or (source and (source != "files" or given.get("path"))):
             return ""
         needs = f" ({self.needs})" if self.needs else ""
         small = " or try it on phantoms with --scale small" if "small" in self.scales else ""
@@ -222,108 +225,56 @@ def load(name: str, scale: str = "full") -> Bench:
     return _bench(path.stem, parse_toml(text, f"the benchmark {name}"), scale)
 
 
-def _bench(name: str, given: dict[str, Any], scale: str) -> Bench:
-    scales = {k: given.pop(k) for k in SCALES if k in given}
-    for key, changes in scales.items():
-        _check_kind(name, key, changes, dict)
-    if scale not in ("full", *scales):
+def _bench(name: str, given: Mapping[str, Any], scale: str) -> Bench:
+    file = config.convert(BenchFile, given, "", f"the benchmark {name}")
+    _check_federations(name, file)
+    changes = None if scale == "full" else getattr(file, scale)
+    if changes is not None:
+        file = config.convert(BenchFile, config.merge(given, changes), "", f"the benchmark {name} at {scale} scale")
+    elif scale != "full":
         raise ConfigError(f"the benchmark {name} has no {scale} scale; leave out --scale {scale}")
-    odd = next((k for part in (given, *scales.values()) for k in part if k not in KEYS), None)
-    if odd is not None:
-        raise ConfigError(f"unknown key {odd!r} in the benchmark {name}; {nearest(odd, KEYS)}")
-    for part in (given, *scales.values()):
-        _check_kinds(name, part)
-    _check_federations(name, given)
-    if scale != "full":
-        given = config.merge(given, scales[scale])
-    if not given.get("methods") and "radiomics" not in given:
+    if not file.methods and file.radiomics is None:
         raise ConfigError(f"the benchmark {name} has no [methods]")
-    study, folds = given.get("study", {}), given.get("published_folds")
-    methods, swept = given.get("methods", {}), given.get("sweep_methods", ())
-    sweep = config.flat(given.get("sweep", {}))
-    mixed = {n: config.convert(EnsembleOf, e, f"ensembles.{n}") for n, e in given.get("ensembles", {}).items()}
-    check_ensembles(mixed, methods, name)
-    check_sweep(sweep, swept, methods)
-    tuning = config.convert(Tuning, given["tuning"], "tuning") if "tuning" in given else None
-    _check_tuning(name, tuning, methods, sweep, mixed)
-    _check_reference(name, given.get("reference"), methods)
-    _check_algorithms(name, methods, study)
+    sweep = config.flat(file.sweep)
+    check_ensembles(file.ensembles, file.methods, name)
+    check_sweep(sweep, file.sweep_methods, file.methods)
+    _check_tuning(name, file)
+    wanted = file.reference
+    if wanted and file.methods and not any(wanted == n or wanted.startswith(f"{n}, ") for n in file.methods):
+        raise ConfigError(f"the reference {wanted!r} of {name} is no method; {nearest(wanted, file.methods)}")
+    _check_algorithms(name, file)
     real = scale != "small"  # phantoms have neither published folds nor published numbers
+    changed: dict[str, Any] = {
+        "title": file.title or name,
+        "study": {**({"preset": file.preset} if file.preset else {}), **file.study},
+        "federations": federations(file.federations),
+        "sweep": sweep,
+        **({} if real else {"published_folds": None, "published": Paper()}),
+    }
+    remarks = (TINY,) if scale == "tiny" else ()
     return Bench(
-        name=name,
-        title=given.get("title", name),
-        methods=methods,
-        ensembles=mixed,
-        members=inner_folds(mixed, methods),
-        federations=federations(given.get("federations", ())),
-        sweep=sweep,
-        tuning=tuning,
-        sweep_methods=tuple(swept),
-        study={**({"preset": given["preset"]} if given.get("preset") else {}), **study},
-        about=given.get("about", ""),
-        reference=given.get("reference"),
-        seeds=tuple(given.get("seeds", (0,))),
-        folds=given.get("folds", 0),
-        phantoms="data" in study and _source(study["data"]) == "phantom",
-        needs=given.get("needs", ""),
-        sizes=given.get("sizes", ""),
-        published_folds=config.convert(Folds, folds, "published_folds") if folds and real else None,
-        published=config.convert(Paper, given.get("published", {}), "published") if real else Paper(),
-        compare=config.convert(Compare, given.get("compare", {}), "compare"),
-        radiomics=given.get("radiomics"),
-        scales=("full", *scales),
-        remarks=(TINY,) if scale == "tiny" else (),
-    ).at_equal(given.get("budget"))
+        **{**vars(file), **changed}, name=name, members=inner_folds(file.ensembles, file.methods), remarks=remarks
+    )
 
 
-def _source(data: Any) -> Any:
-    """Return the name of a source of cases, given as a section or by its name alone."""
-    return data if isinstance(data, str) else data.get("name", "phantom")
-
-
-def _check_kinds(name: str, given: Mapping[str, Any]) -> None:
-    """Refuse values of the wrong kind, and methods or members of the study that are no sections."""
-    for key, value in given.items():
-        _check_kind(name, key, value, KEYS[key])
-    for method, changes in given.get("methods", {}).items():
-        _check_kind(name, f"methods.{method}", changes, dict)
-    for key in ("data", "algorithm"):
-        if not isinstance(given.get("study", {}).get(key, ""), str):
-            _check_kind(name, f"study.{key}", given["study"][key], dict)
-    for seed in given.get("seeds", ()):
-        _check_kind(name, "seeds", seed, int)
-
-
-def _check_kind(name: str, key: str, value: Any, kind: type) -> None:
-    if type(value) is not kind:
-        words = {str: "a text", dict: "a section", list: "a list", int: "a whole number"}
-        raise ConfigError(f"the benchmark {name}: {key} = {shown(repr(value), 80)} must be {words[kind]}")
-
-
-def _check_tuning(
-    name: str, tuning: Tuning | None, methods: Mapping[str, Any], sweep: Mapping[str, Any], mixed: Mapping[str, Any]
-) -> None:
+def _check_tuning(name: str, file: BenchFile) -> None:
     """Refuse unequal tuning, and tuning together with what trains the same method in several ways."""
-    if tuning is None:
-        odd = next((n for n, method in methods.items() if "tuning" in method), None)
+    if file.tuning is None:
+        odd = next((n for n, method in file.methods.items() if "tuning" in method), None)
         if odd is not None:
             raise ConfigError(f"the method {odd!r} of {name} has settings to try, but the benchmark has no [tuning]")
         return
-    if sweep or mixed:
-        raise ConfigError(f"{name} has [tuning] and {'[sweep]' if sweep else '[ensembles]'}; leave out one of them")
-    tuning.check(methods)
+    if file.sweep or file.ensembles:
+        raise ConfigError(
+            f"{name} has [tuning] and {'[sweep]' if file.sweep else '[ensembles]'}; leave out one of them"
+        )
+    file.tuning.check(file.methods)
 
 
-def _check_reference(name: str, reference: str | None, methods: Mapping[str, Any]) -> None:
-    """Refuse a reference that is neither a method nor a method with swept values."""
-    if reference is not None and methods and not any(reference == n or reference.startswith(f"{n}, ") for n in methods):
-        raise ConfigError(f"the reference {reference!r} of {name} is no method; {nearest(reference, methods)}")
-
-
-def _check_algorithms(name: str, methods: Mapping[str, Mapping[str, Any]], study: Mapping[str, Any]) -> None:
+def _check_algorithms(name: str, file: BenchFile) -> None:
     """Refuse a method that is called like an algorithm but sets none, and so would train FedAvg under its name."""
-    for method, changes in methods.items():
-        chosen = {"algorithm", "then"} & (changes.keys() | study.keys())
+    for method, changes in file.methods.items():
+        chosen = {"algorithm", "then"} & (changes.keys() | file.study.keys())
         if method in ALGORITHMS and method != "fedavg" and not chosen:
             raise ConfigError(
                 f"the method {method!r} of {name} sets no algorithm and would train fedavg; add "
@@ -331,15 +282,15 @@ def _check_algorithms(name: str, methods: Mapping[str, Mapping[str, Any]], study
             )
 
 
-def _check_federations(name: str, given: Mapping[str, Any]) -> None:
+def _check_federations(name: str, file: BenchFile) -> None:
     """Refuse methods with a federation of their own, and published settings of federations that are not listed."""
-    odd = next((n for n, method in given.get("methods", {}).items() if "federation" in method), None)
-    if given.get("federations") and odd is not None:
+    odd = next((n for n, method in file.methods.items() if "federation" in method), None)
+    if file.federations and odd is not None:
         raise ConfigError(
             f"the method {odd!r} of {name} has a federation, but the benchmark lists federations for all methods; "
             "move it there"
         )
-    titles = [f.title for f in federations(given.get("federations", ()))]
-    for title in given.get("published", {}).get("settings", {}) if titles else ():
+    titles = [f.title for f in federations(file.federations)]
+    for title in file.published.settings if titles else ():
         if title not in titles:
             raise ConfigError(f"published.settings names the federation {title!r}; {nearest(title, titles)}")

@@ -16,7 +16,6 @@ grids reach: the first has the method's own values, the others are drawn at rand
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from importlib.resources import files
 from itertools import islice
 from math import prod
@@ -29,11 +28,18 @@ from polysite import config
 from polysite.benchmark.axes import FIXED
 from polysite.benchmark.equal_tuning import words
 from polysite.config import Study
-from polysite.errors import ConfigError, nearest, shown
+from polysite.errors import ConfigError, nearest
 from polysite.foreign import read_toml
 
-KEYS: Mapping[str, type] = {"reference": str, "default": list, "search": dict, "methods": dict}
-WORDS: Mapping[type, str] = {str: "a text", list: "a list", dict: "a section"}
+
+@dataclass(frozen=True)
+class SpaceFile:
+    """What the file of a search space states; what it leaves out is that of polysite's own."""
+
+    reference: str = ""
+    default: tuple[str, ...] = ()
+    search: Mapping[str, Any] | None = None
+    methods: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,12 +86,10 @@ class Space:
             base: The study that is tuned.
             candidate: The candidate.
         """
-        changed = self._own(base, candidate.method)
-        return config.vary(changed, config.nested(candidate.values)) if candidate.values else changed
+        return config.vary(self._own(base, candidate.method), config.nested(candidate.values))
 
     def _own(self, base: Study, method: str) -> Study:
-        changes = self.methods[method].changes
-        return base if not changes else config.vary(base, changes)
+        return config.vary(base, self.methods[method].changes)
 
     def candidates(self, base: Study, count: int, seed: int) -> list[Candidate]:
         """Return up to ``count`` candidates of every method, those of the reference first."""
@@ -114,36 +118,20 @@ def load(file: Path | None = None, methods: Sequence[str] = ()) -> Space:
         file: A TOML file that extends polysite's own space; its ``[search]`` and methods take precedence.
         methods: Names of the methods to try; empty for those of ``default``.
     """
-    known = _shipped()
-    given = _read(file) if file else {}
-    listed: dict[str, Any] = {**known["methods"], **given.get("methods", {})}
-    shared = config.flat(given.get("search", known["search"]))
-    reference = given.get("reference", known["reference"])
-    chosen = list(methods) or given.get("default") or list(given.get("methods", {})) or known["default"]
+    known = _read(Path(str(files("polysite.tuning").joinpath("space.toml"))))
+    given = _read(file) if file else SpaceFile()
+    listed = {**known.methods, **given.methods}
+    shared = config.flat((known.search if given.search is None else given.search) or {})
+    reference = given.reference or known.reference
+    chosen = list(methods) or given.default or list(given.methods) or known.default
     for name in (*chosen, reference):
         if name not in listed:
             raise ConfigError(f"there is no method {name!r} to tune; {nearest(name, listed)}")
     return Space(reference, {n: _method(n, listed[n], shared) for n in dict.fromkeys([reference, *chosen])})
 
 
-@cache
-def _shipped() -> Mapping[str, Any]:
-    """Return the space that comes with polysite."""
-    return tomllib.loads(files("polysite.tuning").joinpath("space.toml").read_text(encoding="utf-8"))
-
-
-def _read(file: Path) -> dict[str, Any]:
-    given = read_toml(file, "the search space")
-    odd = next((key for key in given if key not in KEYS), None)
-    if odd is not None:
-        raise ConfigError(f"{file} has a key {odd!r}; {nearest(odd, KEYS)}")
-    for key, value in given.items():
-        if type(value) is not KEYS[key]:
-            raise ConfigError(f"{file}: {key} = {shown(repr(value), 80)} must be {WORDS[KEYS[key]]}")
-    default = given.get("default", [])
-    if not all(isinstance(name, str) for name in default):
-        raise ConfigError(f"{file}: default = {shown(repr(default), 80)} must be a list of names of methods")
-    return given
+def _read(file: Path) -> SpaceFile:
+    return config.convert(SpaceFile, read_toml(file, "the search space"), "", str(file))
 
 
 def _method(name: str, given: Any, shared: Mapping[str, Any]) -> Method:
