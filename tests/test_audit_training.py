@@ -20,7 +20,7 @@ from polysite.report import audit_page as page
 from polysite.report.audit_page import AttackedModels, Protections, Surface
 from polysite.site import Budget
 from polysite.training.inversion import Effort, Inverter, middle, under_noise
-from polysite.training.leaks import Membership, infer_members, invert_patients, mean_scan
+from polysite.training.leaks import Membership, invert_patients, mean_scan, member_scores, membership_of
 from studies import text
 
 TRAIN = 'batch = 2\nlr = 0.01\noptimiser = "adam"\naugment = "none"'
@@ -135,12 +135,13 @@ def test_an_overfitted_reply_gives_its_patients_away_and_an_untrained_network_no
     models = {name: site.at(0).fit(site.start, budget=Budget(epochs=25)).params for name, site in sites.items()}
     patients = {n: n for site in sites.values() for k in ("train", "test") for n in site.cases(k)}
     others = {i: [m for j, m in models.items() if j != i] for i in models}
-    found = infer_members(sites, models, others, patients)
+    found = membership_of(*member_scores(sites, models, others, patients))
     assert found.calibrated.succeeds and found.calibrated.value > 0.8
     start = dict.fromkeys(models, sites["a"].start)
-    assert not infer_members(sites, start, {}, patients).loss.succeeds
+    assert not membership_of(*member_scores(sites, start, {}, patients)).loss.succeeds
     one = dict.fromkeys(patients, "the same patient")
-    assert infer_members(sites, start, {}, one).loss.members == len(sites)  # a patient counts once, however many scans
+    found = membership_of(*member_scores(sites, start, {}, one))
+    assert found.loss.members == len(sites)  # a patient counts once, however many scans
 
 
 def test_the_folder_has_every_number_and_a_page_that_says_who_learns_what(run, tmp_path):

@@ -22,7 +22,6 @@ from contextlib import ExitStack
 from math import prod
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
 from typing import Any, Protocol, Self
 from zipfile import ZIP_DEFLATED, ZipFile
 
@@ -33,7 +32,7 @@ from polysite.cluster.mixture import CaseClusters, agreement
 from polysite.cluster.pooled_mixture import pooled
 from polysite.config import Study
 from polysite.data.cache import Cache, place
-from polysite.data.case import SPLITS, CaseRef
+from polysite.data.case import SPLITS
 from polysite.data.split import SiteSplit
 from polysite.engines.phases import SHARED
 from polysite.engines.run_folder import versions
@@ -73,7 +72,7 @@ class ExaminedSite(Protocol):
         ...
 
 
-class EvaluationFolder:
+class EvaluationFolder(ExitStack):
     """Writer of an evaluation folder. As a context manager it leaves the whole folder, or none after an error.
 
     Args:
@@ -103,21 +102,20 @@ class EvaluationFolder:
         pictures: bool = True,
         data: str = "",
     ):
+        super().__init__()
         self.target, self.study, self.split, self.trained = target, study, split, list(trained)
         self.clusters, self.dealt, self.sites, self.tolerance = clusters, dealt or {}, sites or {}, tolerance
         self.pictures, self.data = pictures and bool(sites), data
         self._rows: list[Row] = []
         self._counts: list[Row] = []
         self._units: set[str] = set()
-        self._open = ExitStack()
+        self._predictions: ZipFile | None = None
 
     def __enter__(self) -> Self:
-        self._draft = self._open.enter_context(draft_folder(self.target, "evaluation"))
-        self._predictions = (
-            self._open.enter_context(ZipFile(self._draft / "predictions.npz", "w", ZIP_DEFLATED))
-            if self.pictures
-            else None
-        )
+        self._draft = self.enter_context(draft_folder(self.target, "evaluation"))
+        if self.pictures:
+            self._predictions = self.enter_context(ZipFile(self._draft / "predictions.npz", "w", ZIP_DEFLATED))
+        self.push(self._write)
         return self
 
     def add(self, owner: SiteId, site: SiteId, examined: Examined) -> None:
@@ -131,19 +129,10 @@ class EvaluationFolder:
             self._counts.append({**subject, "label": label, **dict(zip(COUNTS, count, strict=True))})
         self._units.add(examined.unit)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            try:
-                self._write()
-            except BaseException as problem:
-                self._open.__exit__(type(problem), problem, problem.__traceback__)
-                raise
-        self._open.__exit__(kind, error, trace)
-
-    def _write(self) -> None:
-        """Write the tables, the scans to look at, and what was examined."""
+    def _write(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Write the tables, the scans to look at, and what was examined, unless an error ended the evaluation."""
+        if kind is not None:
+            return
         _write_csv(self._draft / "cases.csv", self._rows)
         if self._counts:
             _write_csv(self._draft / "counts.csv", self._counts)
@@ -223,7 +212,8 @@ class EvaluationFolder:
                 chosen.setdefault(ranked[-1], "best")
                 for name, why in chosen.items():
                     case = cache.get(refs[name], self.study.prepare, self.study.train.patch)
-                    scan = upright_scan(case, _axes(self.study, refs[name]), is_oriented(refs[name]))
+                    axes = self.study.prepare.orientation or axes_of(refs[name].open())
+                    scan = upright_scan(case, axes, is_oriented(refs[name]))
                     for what, array in (("image", scan.image), ("truth", scan.truth[None])):
                         _add(kept, f"{site}/{name}/{what}", array)
                     yield {"site": site, "case": name, "why": why, **scan.crop}
@@ -237,8 +227,3 @@ def _add(archive: ZipFile, name: str, array: np.ndarray) -> None:
 def _write_csv(path: Path, rows: Sequence[Row]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         write_mappings(file, rows)
-
-
-def _axes(chosen: Study, case: CaseRef) -> str:
-    """Return the orientation of the prepared case."""
-    return chosen.prepare.orientation or axes_of(case.open())

@@ -144,7 +144,7 @@ def test_figures_fit_any_number_of_hospitals(count):
     turned = replace(found, case_angles=found.angles)
     made = [draw.heatmap(found, distance), draw.heatmap(found, distance, small=True), draw.plane(found, distance),
             draw.dendrogram(found, distance), draw.distributions(found), draw.angles(found, "component 1"),
-            draw.case_angles(turned, "component 1")]  # fmt: skip
+            draw.angles(turned, "component 1", True)]  # fmt: skip
     for k, figure in enumerate(made):
         assess_figures.drawing(figure, str(k), "title")
         figure.draw_without_rendering()

@@ -38,10 +38,11 @@ from polysite.training.inversion import Effort, Inverter
 from polysite.training.leaks import (
     Protection,
     Rebuilt,
-    infer_members,
     invert_patients,
     invert_reply,
     mean_scan,
+    member_scores,
+    membership_of,
     smallest_patch,
 )
 from polysite.training.network import device_of
@@ -121,26 +122,27 @@ def _attack(
     patients = {ref.name: ref.patient or "/".join(ref.source) for s in dealt.values() for k in s for ref in s[k]}
     sent, replied, weights = _models(replayed, start)
     mean = tree.mean(replied.values(), [weights[i] for i in replied])
-    before = {i: _sent(replayed.first.get(i), start) for i in replied}
+    before = {i: [_sent(replayed.first.get(i), start)] for i in replied}
     protections = _protections(folder, chosen, dealt, replayed)
     plans = [
-        ("single replies", "the reply of every hospital in the last round", replied,
-         {i: [m for j, m in replied.items() if j != i] or [sent[i]] for i in replied}),
-        ("sum", "the mean of these replies", dict.fromkeys(replied, mean), {i: [before[i]] for i in replied}),
+        ("single replies", "the reply of every hospital in the last round", not protections.secure, "the coordinator",
+         replied, {i: [m for j, m in replied.items() if j != i] or [sent[i]] for i in replied}),
+        ("sum", "the mean of these replies", True, "the coordinator and every hospital",
+         dict.fromkeys(replied, mean), before),
     ]  # fmt: skip
     released = _released(folder, phases, sites)
     if released is not None:
+        everybody = "everybody who gets the model"
         models = dict.fromkeys(replied, released)
-        plans.append(("released model", "the model of the best round", models, {i: [before[i]] for i in replied}))
+        plans.append(("released model", "the model of the best round", True, everybody, models, before))
     total = len(plans) + 1 + 5 * images
     surfaces = []
-    for name, words, models, references in plans:
+    for name, words, seen, who, models, references in plans:
         watch.case(next(done), total, f"who was trained on, by {words}")
-        seen, who = _audience(name, protections)
-        found = infer_members(sites, models, references, patients, others)
+        found = membership_of(*member_scores(sites, models, references, patients, others))
         surfaces.append(Surface(name, words, who, seen, found))
     watch.case(next(done), total, "the untrained network")
-    control = infer_members(sites, dict.fromkeys(replied, start), {}, patients, others)
+    control = membership_of(*member_scores(sites, dict.fromkeys(replied, start), {}, patients, others))
     inverted: list[Inverted] = []
     if images:
         for name, words, seen, rebuilt in _inversions(chosen, sites, sent, replied, mean, protections, effort, others):
@@ -182,15 +184,6 @@ def _released(folder: RunFolder, phases: Sequence[Phase], sites: Mapping[str, To
     models = find_models(folder, phases, folder.result, names)
     shared = models.phase.transport.serve(models.round, models.payloads(names)).shared
     return dict(shared[0]) if shared and len(shared) == 1 else None
-
-
-def _audience(name: str, protections: Protections) -> tuple[bool, str]:
-    """Return whether a model left its hospital in this run, and who received it."""
-    if name == "single replies":
-        return not protections.secure, "the coordinator"
-    if name == "sum":
-        return True, "the coordinator and every hospital"
-    return True, "everybody who gets the model"
 
 
 def _protections(folder: RunFolder, chosen: Study, dealt: Mapping[str, SiteSplit], replayed: Replayed) -> Protections:

@@ -9,7 +9,7 @@ truth, a crop depends on the image alone, whereas training also keeps labelled v
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from importlib.metadata import packages_distributions, version
 from statistics import fmean
@@ -19,19 +19,16 @@ import numpy as np
 import torch
 
 from polysite import plugins
-from polysite.cluster.mixture import CaseClusters
-from polysite.config import Study
 from polysite.data.prepare import Prepare
-from polysite.engines.record import Result, mean_score
+from polysite.engines.record import mean_score
 from polysite.export.routing import CLUSTERS, OUTSIDE, QUANTILE, cluster_file, limits
-from polysite.export.served_model import Whose, method_of
+from polysite.export.served_model import ServedModel, method_of
 from polysite.models import Model
 from polysite.models.densenet import DenseNet
 from polysite.models.ensemble import Ensemble
 from polysite.models.monai import Monai
 from polysite.models.sub_encoders import DenseNetSub, UNetSub
 from polysite.models.unet import UNet
-from polysite.payload import SiteId
 from polysite.training import tasks
 from polysite.training.network import Network
 from polysite.training.predict import BATCH, mirror_axes
@@ -74,17 +71,10 @@ class Scans:
 
 
 @dataclass(frozen=True)
-class Bundle:
-    """A model with its study, result and scans."""
+class Bundle(ServedModel):
+    """A served model with its scans."""
 
-    run: str
-    study: Study
-    result: Result
-    site: SiteId | None
-    whose: Whose
-    model: Tree
-    scans: Scans
-    clusters: CaseClusters | None = None  # by which the model of a scan is chosen; ``model`` is then the global one
+    scans: Scans = field(kw_only=True)
 
     @property
     def labels(self) -> list[str]:

@@ -42,15 +42,11 @@ class CleanMasks:
         affine = np.asarray(case["image"].affine)
         axes = masks.ndim - 1
         spacing = np.linalg.norm(affine[:axes, :axes], axis=0)[axes - self.dims :].tolist()
-        found = self._slices(masks, spacing) if axes > self.dims else self._one(masks, spacing)
+        parts = np.moveaxis(masks, 1, 0) if axes > self.dims else [masks]
+        clean = [cleaned(part, self.clean, spacing, "mm", self.exclusive) for part in parts]
+        found = np.stack(clean, 1) if axes > self.dims else clean[0]
         if self.exclusive:
             found = np.max([(k + 1) * mask for k, mask in enumerate(found)], axis=0)[None]
         new = pred.clone()  # with the metadata that MONAI needs to return to the grid of the scan
         new[...] = torch.from_numpy(found.astype(given.dtype))
         return {**case, "pred": new}
-
-    def _one(self, masks: np.ndarray, spacing: list[float]) -> np.ndarray:
-        return cleaned(masks, self.clean, spacing, "mm", self.exclusive)
-
-    def _slices(self, masks: np.ndarray, spacing: list[float]) -> np.ndarray:
-        return np.stack([self._one(masks[:, k], spacing) for k in range(masks.shape[1])], 1)

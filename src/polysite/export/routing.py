@@ -27,7 +27,7 @@ import torch
 
 from polysite.cluster.mixture import Mixture, Values, squared_mahalanobis
 from polysite.data.prepare import Prepare
-from polysite.spreadsheets import Writer
+from polysite.spreadsheets import write_mappings
 from polysite.training.torch_site import radiomics_of
 
 QUANTILE = 0.999
@@ -80,6 +80,11 @@ class Route:
     model: int
     cluster: int  # the most probable one, whether near or far
     distance: float  # from the nearest cluster, or of the features from their ranges; above 1 is far
+
+    def row(self, case: str, **run: str) -> dict[str, Any]:
+        """Return the row of a case in routes.csv."""
+        model = "global" if self.model == GLOBAL else f"cluster {self.model}"
+        return {"case": case, **run, "cluster": self.cluster, "model": model, "distance": f"{self.distance:.4g}"}
 
 
 def route(mixture: Mixture, cases: float, vector: Values) -> Route:
@@ -140,9 +145,7 @@ class Router:
         """Write routes.csv: the cluster of every scan, the model that it got, and how far it is."""
         path = Path(folder) / "routes.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.routes:
+            return
         with path.open("w", newline="", encoding="utf-8") as file:
-            writer = Writer(file)
-            writer.writerow(["case", "cluster", "model", "distance"])
-            for meta, found in self.routes:
-                model = "global" if found.model == GLOBAL else f"cluster {found.model}"
-                writer.writerow([name_of(meta), found.cluster, model, f"{found.distance:.4g}"])
+            write_mappings(file, [found.row(name_of(meta)) for meta, found in self.routes], "\n")

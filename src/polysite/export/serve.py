@@ -81,13 +81,12 @@ def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
                 "as code: rename it in the data and train again"
             )
     scans = _scans(found.study, found.result.modalities, site)
-    return Bundle(found.run, found.study, found.result, found.site, found.whose, found.model, scans, found.clusters)
+    return Bundle(**vars(found), scans=scans)
 
 
 def _scans(chosen: Study, modalities: Sequence[str], site: SiteId | None) -> Scans:
     """Return the file format of the scans that the model was trained on."""
-    scans = Scans(tuple(modalities))
-    scans = replace(scans, hidden=hidden_modalities(chosen, site))
+    scans = Scans(tuple(modalities), hidden=hidden_modalities(chosen, site))
     if not isinstance(chosen.data, Files):
         return scans
     listed = chosen.data.manifest

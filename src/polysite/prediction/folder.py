@@ -30,7 +30,6 @@ from polysite.data.case import Case
 from polysite.data.images import Image
 from polysite.engines.run_folder import file_name, versions
 from polysite.export.bundle import file_names
-from polysite.export.routing import GLOBAL
 from polysite.prediction.predictor import Prediction, Predictor
 from polysite.report.preview import Row as PreviewRow
 from polysite.report.preview import row_of, write_sheet
@@ -71,10 +70,8 @@ class PredictionFolder:
         labels = self.predictor.labels
         for number, route in enumerate(found.routes):
             if route is not None:
-                model = "global" if route.model == GLOBAL else f"cluster {route.model}"
                 run = {"run": self.predictor.members[number].run} if len(found.routes) > 1 else {}
-                line = {"cluster": route.cluster, "model": model, "distance": f"{route.distance:.4g}"}
-                self.routes.append({"case": case.name, **run, **line})
+                self.routes.append(route.row(case.name, **run))
         if found.masks is None:
             assert found.probabilities is not None
             shares = dict(zip(labels, (f"{p:.6g}" for p in found.probabilities), strict=True))

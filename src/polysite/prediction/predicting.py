@@ -1,5 +1,6 @@
 """Predict all scans of a folder, a manifest or a file. The next scan is read while the network sees the one before."""
 
+import io
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -126,12 +127,8 @@ def _ahead(predictor: Predictor, found: Unlabelled) -> Iterator[tuple[Row, "Futu
 
 
 def _write_key(path: Path, found: Unlabelled) -> None:
-    import io
-
     out = io.StringIO()
-    table = Writer(out)
-    table.writerow(["pseudonym", "name"])
-    table.writerows(found.pseudonyms.items())
+    Writer(out).writerows([("pseudonym", "name"), *found.pseudonyms.items()])
     try:
         write_private(path, out.getvalue())
     except OSError as problem:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from polysite import machine
 from polysite.data.case import Case
@@ -223,23 +224,19 @@ class Predictor:
         side = tuple(min(n, 2 * self.study.model.divisor) for n in self.window)
         counts = [0] * len(self.networks)
 
-        def note(k: int, made: Any) -> None:
-            counts[k] += made.numel() if isinstance(made, torch.Tensor) else 0
+        def note(layer: torch.nn.Module, _: Any, made: Any) -> None:
+            if isinstance(made, torch.Tensor) and next(layer.parameters(recurse=False), None) is not None:
+                counts[k] += made.numel()
 
         for k, network in enumerate(self.networks):
-            hooks = [
-                layer.register_forward_hook(lambda _layer, _given, made, k=k: note(k, made))
-                for layer in network.module.modules()
-                if next(layer.parameters(recurse=False), None) is not None
-            ]
+            hook = register_module_forward_hook(note)
             try:
                 with torch.inference_mode():
                     network.module(torch.zeros((1, len(self.modalities), *side), device=network.device))
             except (RuntimeError, ValueError):  # a network that wants another size: nothing is known
                 counts[k] = 0
             finally:
-                for hook in hooks:
-                    hook.remove()
+                hook.remove()
         return int(FLOAT * max(counts) * np.prod(self.window) / np.prod(side))
 
 

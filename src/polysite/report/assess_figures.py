@@ -102,7 +102,8 @@ def rows_of(sites: Sequence[SiteId], matrix: Values) -> Rows:
     ((30, 30), {2}, {1.0})
     """
     if len(sites) <= LARGE:
-        return Rows(tuple(sites), tuple((s,) for s in sites), _blank(matrix))
+        alone = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
+        return Rows(tuple(sites), tuple((s,) for s in sites), alone)
     from scipy.cluster.hierarchy import leaves_list
 
     groups = np.array_split(leaves_list(cluster.tree(matrix)), CELLS)
@@ -183,11 +184,17 @@ def dendrogram(assessment: Assessment, distance: Distance) -> Figure:
     Of many hospitals, only the last mergers are drawn.
     """
     from scipy.cluster.hierarchy import dendrogram as hang
+    from scipy.cluster.hierarchy import to_tree
 
-    colour, merged = _shades(assessment, distance), cluster.tree(distance.matrix)
+    merged = cluster.tree(distance.matrix)
+    below = [set(node.pre_order()) for node in to_tree(merged, rd=True)[1]]
+    groups = [{assessment.index(s) for s in group} for group in distance.linked if len(distance.linked) > 1]
+
+    def shade(node: int) -> str:
+        return next((COLOURS[k % 6] for k, group in enumerate(groups) if below[node] <= group), COLOURS[6])
+
     cut: dict[str, Any] = {"truncate_mode": "lastp", "p": CELLS} if len(assessment.sites) > LARGE else {}
-    drawn = hang(merged, no_plot=True, link_color_func=colour.__getitem__, **cut)
-    below = _below(merged)
+    drawn = hang(merged, no_plot=True, link_color_func=shade, **cut)
     leaves = [sorted(assessment.sites[i] for i in below[node]) for node in drawn["leaves"]]
     count, wide = len(leaves), len(assessment.sites) > SOME
     row = 0.42 if count <= SOME else 0.24
@@ -230,40 +237,26 @@ def distributions(assessment: Assessment) -> Figure:
     return figure
 
 
-def angles(assessment: Assessment, component: str) -> Figure:
-    """Draw, for one component of the embedding, the angles between hospital means, and from each case to its mean."""
-    shown = rows_of(assessment.sites, assessment.angles[component])
-    count = len(shown.names)
+def angles(assessment: Assessment, component: str, cases: bool = False) -> Figure:
+    """Draw, for one component of the embedding, the angles between hospital means, and from each case to its mean;
+    or, if ``cases``, the angle between a random case of each of two hospitals."""
+    shown = rows_of(assessment.sites, (assessment.case_angles if cases else assessment.angles)[component])
+    count, table = len(shown.names), shown.table
     cell = 0.55 if count <= FEW else 0.4 if count <= MANY else 0.19
     edge = LETTER * _longest(shown.names)
     width = min(count * cell * 1.15, WHOLE - edge - 2.6)
-    figure = Figure((WHOLE, count * cell + max(0.75 * edge, 0.5) + 0.4), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(width, WHOLE - edge - width))
-    _degrees(figure, left, shown, cell)
-    left.set_aspect("auto")
-    left.set_title("between the means of two hospitals", fontsize=9.5, loc="left")
-    _turned(right, assessment, component, shown)
-    return figure
-
-
-def case_angles(assessment: Assessment, component: str) -> Figure:
-    """Draw, for one component of the embedding, the angle between a random case of each of two hospitals."""
-    shown = rows_of(assessment.sites, assessment.case_angles[component])
-    count = len(shown.names)
-    cell = 0.62 if count <= FEW else 0.5 if count <= MANY else 0.24
-    edge = LETTER * _longest(shown.names)
-    figure = Figure((count * cell + edge + 1.1, count * cell + 0.75 * edge + 0.2), layout="constrained")
-    _degrees(figure, figure.add_subplot(), shown, cell)
-    return figure
-
-
-def _degrees(figure: Figure, axes: Axes, shown: Rows, cell: float) -> None:
-    """Draw a coloured square for every pair, with its angle where there are few."""
-    count, table = len(shown.names), shown.table
+    size = width + edge + 1.1 if cases else WHOLE, count * cell + max(0.75 * edge, 0.5) + 0.4
+    figure = Figure(size, layout="constrained")
+    left, *right = figure.subplots(1, 2 - cases, squeeze=False, width_ratios=(width, WHOLE - edge - width)[cases:])[0]
     numbers = {(i, j): (f"{table[i, j]:.0f}°", False) for i, j in np.ndindex(table.shape) if i != j and count <= MANY}
-    mesh = _cells(axes, table, numbers, "viridis", 180.0, 8.5 if count <= SOME else 7, shown.grouped)
-    _names(axes, shown.names, cell, None)
-    _colours(figure, axes, mesh, ticks=[0, 45, 90, 135, 180], format="%d°")
+    mesh = _cells(left, table, numbers, "viridis", 180.0, 8.5 if count <= SOME else 7, shown.grouped)
+    _names(left, shown.names, cell, None)
+    _colours(figure, left, mesh, ticks=[0, 45, 90, 135, 180], format="%d°")
+    left.set_aspect("auto")
+    if right:
+        left.set_title("between the means of two hospitals", fontsize=9.5, loc="left")
+        _turned(right[0], assessment, component, shown)
+    return figure
 
 
 def drawing(figure: Figure, name: str, title: str) -> Drawing:
@@ -275,11 +268,6 @@ def drawing(figure: Figure, name: str, title: str) -> Drawing:
     svg = re.sub(r'<g id="[^"]*"', "<g", text.getvalue())  # ids would repeat on a page with many figures
     svg = svg[svg.index("<svg ") :].replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
     return Drawing(svg, figure)
-
-
-def _blank(table: Values) -> Values:
-    """Return the table with NaN on the diagonal."""
-    return np.where(np.eye(len(table), dtype=bool), np.nan, table)
 
 
 def _colours(figure: Figure, axes: Axes, mesh: Any, **style: Any) -> None:
@@ -434,24 +422,6 @@ def _points(axes: Axes, assessment: Assessment, distance: Distance, at: Values, 
             axes.plot((x, near[0]), (y, near[1]), color="#9aa5b1", lw=0.6, zorder=1)
         words = {"fontsize": letters, "fontweight": "bold" if site == far else "normal", "zorder": 3}
         _write(axes, (spot[0] + spot[2]) / 2, (spot[1] + spot[3]) / 2, named[site], **words)
-
-
-def _shades(assessment: Assessment, distance: Distance) -> dict[int, str]:
-    """Return a colour for every merge: that of a group while only its members merge, then grey."""
-    groups = [{assessment.index(s) for s in group} for group in distance.linked]
-    shades = {}
-    for node, members in enumerate(_below(cluster.tree(distance.matrix))):
-        inside = [k for k, group in enumerate(groups) if members <= group]
-        shades[node] = COLOURS[inside[0] % 6] if inside and len(groups) > 1 else COLOURS[6]
-    return shades
-
-
-def _below(merged: Values) -> list[set[int]]:
-    """Return the rows below every node of a tree: first the rows themselves, then one entry per merger."""
-    below: list[set[int]] = [{i} for i in range(len(merged) + 1)]
-    for one, other in merged[:, :2].astype(int):
-        below.append(below[one] | below[other])
-    return below
 
 
 def _ruler(axes: Axes, unit: float, width: float, height: float) -> None:

@@ -260,11 +260,10 @@ def _angles(assessment: Assessment, cases: bool) -> list[Picture]:
     shown, file, between = assessment.angles, "angles", "between and within hospitals"
     if cases:
         shown, file, between = assessment.case_angles, "case-angles", "between random cases of two hospitals"
-    figure = draw.case_angles if cases else draw.angles
     found = []
     for name in shown if cases or assessment.alignment else ():
         at = f"{file}-{name.replace(' ', '-')}"
-        svg = draw.drawing(figure(assessment, name), at, f"Angles of {name} {between}")
+        svg = draw.drawing(draw.angles(assessment, name, cases), at, f"Angles of {name} {between}")
         found.append(Picture(name[0].upper() + name[1:], svg, "", name=at))
     return found
 

@@ -8,8 +8,7 @@ loss       score of the reference minus score of the method, on the cases that b
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +22,8 @@ from polysite.report.compare import Comparison
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread
 from polysite.report.published import Number, Paper, numbers
 from polysite.report.runs import Key, Method, Summary
-from polysite.report.site_distances import SiteDistances
+from polysite.report.site_distances import over_pairs
+from polysite.report.site_distances import read as read_distances
 from polysite.site import Scores
 from polysite.spreadsheets import rows as csv_rows
 
@@ -58,26 +58,13 @@ class FederationResult:
         return {seed: {key: fmean(values) for key, values in cases.items()} for seed, cases in seeds.items()}
 
 
-@dataclass(frozen=True)
-class Regrouped(Summary):
-    """A run as if its cases were at the sites of another run, ``like``."""
-
-    like: Summary | None = None
-
-    @cached_property
-    def held(self) -> Mapping[str, Mapping[str, int]]:
-        """Cases of every site of the other run, by split."""
-        return self.like.held if self.like else {}
-
-
 def sources(run: Summary) -> dict[Key, Key]:
     """Return the site and name in the data of every scored case of a run; a federation may have moved and renamed it.
 
     A slice ``NAME/z077`` belongs to the case ``NAME``.
     """
     known: dict[Key, Key] = {}
-    folder = run.like.path if isinstance(run, Regrouped) and run.like else run.path
-    for row in csv_rows(RunFolder(folder).split.splitlines()):
+    for row in csv_rows(RunFolder((run.like or run).path).split.splitlines()):
         source = row[PARTITION], row[SUBJECT]
         known |= {(row["Site"], row[SUBJECT]): source, (row["Site"], ".".join(source)): source}
     found: dict[Key, Key] = {}
@@ -92,7 +79,7 @@ def sources(run: Summary) -> dict[Key, Key]:
     return found
 
 
-def regrouped(run: Summary, like: Summary) -> Regrouped:
+def regrouped(run: Summary, like: Summary) -> Summary:
     """Return a run as if its cases were at the sites of another run; cases that the other does not score are left out.
 
     Pooled training is the same for all federations of the same cases. Scans and predictions stay under the old names.
@@ -114,17 +101,15 @@ def regrouped(run: Summary, like: Summary) -> Regrouped:
         places = [(row, moved.get((row["site"], row["case"]))) for row in evaluation.rows]
         rows = [{**row, "site": at[0], "case": at[1]} for row, at in places if at is not None]
         evaluation = replace(evaluation, rows=rows, about={**evaluation.about, "shown": []})
-    same = {f.name: getattr(run, f.name) for f in fields(Summary)}
-    changed = {"scores": scores(run.scores), "common": scores(run.common), "evaluation": evaluation}
-    return Regrouped(**{**same, **changed}, like=like)
+    return replace(run, scores=scores(run.scores), common=scores(run.common), evaluation=evaluation, like=like)
 
 
 def distances(folders: Iterable[Path]) -> dict[str, float]:
     """Return every distance, averaged over the pairs of sites and over the folders of assessments."""
     found: dict[str, list[float]] = {}
     for folder in folders:
-        for kind, value in SiteDistances.read(folder).means.items():
-            found.setdefault(kind, []).append(value)
+        for kind, matrix in read_distances(folder).items():
+            found.setdefault(kind, []).append(over_pairs(matrix))
     return {kind: fmean(values) for kind, values in found.items()}
 
 

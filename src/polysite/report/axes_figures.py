@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import ceil, isnan
+from math import isnan
 from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from polysite.config import flat
@@ -15,13 +14,12 @@ from polysite.metrics.averages import AVERAGES, OF_CLASSIFICATIONS, OF_SEGMENTAT
 from polysite.metrics.correlation import correlation
 from polysite.metrics.measures import about
 from polysite.report.averages import best_mean
-from polysite.report.axes import FederationResult, Regrouped, related
-from polysite.report.drawing import COLOURS, MARKERS, WIDE, deviation, entries, legend, unformatted
+from polysite.report.axes import FederationResult, related
+from polysite.report.drawing import COLOURS, MARKERS, deviation, entries, legend, panels, unformatted
 from polysite.report.figure_files import Picture, draw
 from polysite.report.published import BEST_MEANS, Paper, numbers
 from polysite.report.runs import Method
 
-ACROSS = 3  # panels in a row
 HIGH = 2.5  # inches of a panel
 MAX_METHODS = 7  # largest number of methods in the figure of distances
 Score = Callable[[FederationResult, Method], list[float]]  # values whose mean and deviation are drawn
@@ -35,9 +33,9 @@ def distance(results: Sequence[FederationResult]) -> list[Picture]:
     methods = known[:MAX_METHODS]
     if not kinds:
         return []
-    figure, panels = _panels(len(kinds))
+    figure, made = panels([""] * len(kinds), HIGH, shared=True)
     main = about(results[0].comparison.main).title
-    for axes, kind in zip(panels, kinds, strict=False):
+    for (_, axes), kind in zip(made, kinds, strict=True):
         shown = [pair for pair in pairs if pair.distance == kind and pair.method in methods]
         for k, pair in enumerate(shown):
             errors = [deviation(values) for values in pair.y]
@@ -54,9 +52,8 @@ def distance(results: Sequence[FederationResult]) -> list[Picture]:
         axes.set_title(words, fontsize=9, loc="left")
         axes.set_xlabel(kind, fontsize=9)
         axes.axhline(0, color="#c4c9d0", lw=0.8, zorder=0)
-    panels[0].set_ylabel(f"loss of {main}", fontsize=9)
-    if len(methods) > 1:
-        legend(figure, dict(entries(panels[0])))
+    made[0][1].set_ylabel(f"loss of {main}", fontsize=9)
+    legend(figure, dict(entries(made[0][1])))
     named = "; ".join(f"{k} {r.title}" for k, r in enumerate(results, start=1))
     numbered = f" Numbers: {named}." if len(methods) == 1 else ""
     numbered += f" {len(methods)} of {len(known)} methods are shown." if len(known) > len(methods) else ""
@@ -91,15 +88,14 @@ def sweep(results: Sequence[FederationResult], paper: Paper = Paper()) -> list[P
 
 def _swept(results: Sequence[FederationResult], key: str, title: str, words: str, name: str, score: Score) -> Picture:
     """Draw one score against one setting."""
-    figure, panels = _panels(len(results))
-    for axes, result in zip(panels, results, strict=False):
+    figure, made = panels([result.title for result in results], HIGH, shared=True)
+    for (_, axes), result in zip(made, results, strict=True):
         _curves(axes, result, key, score)
-        axes.set_title(unformatted(result.title), fontsize=9, loc="left")
         axes.set_xlabel(key, fontsize=9)
         if axes.get_xscale() == "linear":
             axes.xaxis.set_major_locator(MaxNLocator(4))  # more numbers of many digits would touch
-    panels[0].set_ylabel(title, fontsize=9)
-    legend(figure, {label: handle for axes in panels for label, handle in entries(axes)})
+    made[0][1].set_ylabel(title, fontsize=9)
+    legend(figure, {label: handle for _, axes in made for label, handle in entries(axes)})
     caption = f"{words} Dashed lines: methods without this setting."
     return Picture(f"{title} against {key}", draw(figure), caption, name=name)
 
@@ -111,7 +107,7 @@ def _main(result: FederationResult, method: Method) -> list[float]:
 
 def _best(measure: str, result: FederationResult, method: Method) -> list[float]:
     """Return the best mean of every run; none if one has none, or was trained with the sites of another federation."""
-    known = not any(isinstance(run, Regrouped) for run in method.runs)
+    known = not any(run.like for run in method.runs)
     values = [best_mean(run, measure, _way(method)) for run in method.runs] if known else []
     return [] if any(map(isnan, values)) else values
 
@@ -193,19 +189,3 @@ def _scale(axes: Axes, values: Sequence[float]) -> None:
         axes.set_xscale("log")
     else:
         axes.set_xscale("symlog", linthresh=min(positive))
-
-
-def _panels(count: int) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels that share their vertical axis."""
-    across = min(ACROSS, count)
-    rows = ceil(count / across)
-    figure = Figure((max(WIDE * across / ACROSS, 4.2), HIGH * rows + 0.4), layout="constrained")
-    panels: list[Axes] = []
-    for k in range(count):
-        axes = figure.add_subplot(rows, across, k + 1, sharey=panels[0] if panels else None)
-        axes.tick_params(labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="#eceff2")
-        axes.set_axisbelow(True)
-        panels.append(axes)
-    return figure, panels

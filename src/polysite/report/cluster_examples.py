@@ -8,9 +8,8 @@ of its own cases in each cluster, those that it asks for by name, and its outlie
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from polysite.report.drawing import WIDE, unformatted
+from polysite.report.drawing import WIDE, pictures
 from polysite.report.example_cases import Scan
 from polysite.report.figure_files import Drawing, draw
 
@@ -42,12 +41,5 @@ def draw_scan(scan: Scan, modalities: Sequence[str]) -> Drawing:
     rows = sorted({round(low + share * (high - low)) for share in SHOWN})
     side = min(1.9, WIDE / len(modalities))
     tall = side * image.shape[2] * height / (image.shape[3] * width)
-    figure = Figure((side * len(modalities), tall * len(rows) + 0.3), layout="constrained")
-    grid = figure.subplots(len(rows), len(modalities), squeeze=False)
-    for panels, row in zip(grid, rows, strict=True):
-        for axes, modality in zip(panels, image, strict=True):
-            axes.imshow(modality[row], cmap="gray", vmin=0, vmax=255, aspect=height / width)
-            axes.set_axis_off()
-    for axes, title in zip(grid[0], modalities, strict=True):
-        axes.set_title(unformatted(title), fontsize=9)
-    return draw(figure)
+    slices = [("", dict(zip(modalities, image[:, row], strict=True))) for row in rows]
+    return draw(pictures(slices, side, tall, (0, 255), height / width))

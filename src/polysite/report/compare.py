@@ -18,22 +18,11 @@ from polysite.metrics import classification
 from polysite.metrics.fairness import Fairness, fairness
 from polysite.metrics.measures import MEASURES, EmptyMaskPolicy, about
 from polysite.metrics.statistics import Tail
-from polysite.report import averages, subgroups
+from polysite.report import averages, paired_tests, subgroups
 from polysite.report.costs import with_effort
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread, with_best
 from polysite.report.names import listed
-from polysite.report.paired_tests import (
-    LEVEL,
-    Answer,
-    Test,
-    answers,
-    ask,
-    corrected,
-    find_site,
-    gains,
-    outcome,
-    paired,
-)
+from polysite.report.paired_tests import LEVEL, Answer, Test, find_site, outcome
 from polysite.report.runs import Method
 
 
@@ -137,7 +126,7 @@ def compare(
     bare = Comparison(_with_owners(methods, owner), chosen, policy, (), (), tail)
     tested = [k for k in ("dice", "hd95", "accuracy") if k in bare.measures]
     tests = [t for measure in tested for t in _tests(bare, measure, tail)]
-    asked = ask(questions, bare.methods, bare.measures, policy)
+    asked = paired_tests.ask(questions, bare.methods, bare.measures, policy)
     return replace(bare, tests=tests, remarks=list(_remarks(bare)), asked=asked)
 
 
@@ -193,8 +182,10 @@ def _what(measure: str, labels: Sequence[str], split: str) -> str:
 def _tests(bare: Comparison, measure: str, tail: Tail) -> list[Test]:
     """Test every other method against the reference, corrected for their number."""
     reference = bare.find(bare.reference)
-    pairs = {m.name: gains(m, reference, measure, bare.policy) for m in bare.trained if m.name != bare.reference}
-    return corrected([paired(measure, title, each, tail) for title, each in pairs.items() if each])
+    others = [m for m in bare.trained if m.name != bare.reference]
+    pairs = {m.name: paired_tests.gains(m, reference, measure, bare.policy) for m in others}
+    tests = [paired_tests.paired(measure, title, each, tail) for title, each in pairs.items() if each]
+    return paired_tests.corrected(tests)
 
 
 def _remarks(bare: Comparison) -> list[str]:
@@ -268,7 +259,7 @@ def tables(comparison: Comparison) -> list[Grid]:
         _fair(comparison),
         *subgroups.tables(comparison),
         *_tested(comparison),
-        *answers(comparison.asked),
+        *paired_tests.answers(comparison.asked),
         *_selected(comparison),
         *averages.best_mean_of_cases(comparison.trained),
         *averages.tables(comparison.methods, _split(comparison)),
@@ -374,10 +365,8 @@ def _tested(comparison: Comparison) -> list[Grid]:
     grids = []
     for measure in dict.fromkeys(t.measure for t in comparison.tests):
         tests = [t for t in comparison.tests if t.measure == measure]
-        lines = []
-        for t in tests:
-            cells = (name(t.method), *outcome(t), Cell("{} / {} / {}".format(*t.hospitals_won), t.hospitals_won[0]))
-            lines.append(Line(cells))
+        won = [Cell("{} / {} / {}".format(*t.hospitals_won), t.hospitals_won[0]) for t in tests]
+        lines = [Line((name(t.method), *outcome(t), cell)) for t, cell in zip(tests, won, strict=True)]
         head = (
             "method", f"gain in {about(measure).title} [95 %]", "effect", "p", "p (Holm)", "cases + / = / −",
             "hospitals + / = / −",
@@ -434,13 +423,8 @@ def _empties(comparison: Comparison) -> Grid:
     """Return how often masks were empty, for which distances are undefined."""
     lines = []
     for m in comparison.methods:
-        kinds = [
-            comparison.policy.kind(row)
-            for run in m.runs
-            if run.evaluation
-            for labels in run.evaluation.own.values()
-            for row in labels.values()
-        ]
+        known = [labels for run in m.runs if run.evaluation for labels in run.evaluation.own.values()]
+        kinds = [comparison.policy.kind(row) for labels in known for row in labels.values()]
         counts = [number(kinds.count(k), "d") for k in ("missed", "false alarm", "both empty")]
         lines.append(Line((name(m.name), number(len(kinds), "d"), *counts)))
     head = ("method", "masks", "missed", "false alarm", "both empty")
@@ -451,20 +435,11 @@ def _classes(comparison: Comparison) -> Grid:
     """Return the measures of a classification over all cases."""
     lines = []
     for m in comparison.methods:
-        pairs = [
-            (case.predicted or 0, case.true or 0)
-            for run in m.runs
-            for cases in run.scores.values()
-            for case in cases.values()
-        ]
-        predicted, true = [p for p, _ in pairs], [t for _, t in pairs]
-        classes = 1 + max(max(predicted), max(true))
-        scores = (
-            classification.accuracy(predicted, true),
-            classification.balanced_accuracy(predicted, true, classes),
-            classification.f1(predicted, true, classes),
-            classification.specificity(predicted, true, classes),
-        )
+        cases = [case for run in m.runs for cases in run.scores.values() for case in cases.values()]
+        both = [case.predicted or 0 for case in cases], [case.true or 0 for case in cases]
+        classes = 1 + max(map(max, both))
+        measures = (classification.balanced_accuracy, classification.f1, classification.specificity)
+        scores = [classification.accuracy(*both), *(measure(*both, classes) for measure in measures)]
         lines.append(Line((name(m.name), *(number(None if isnan(x) else x) for x in scores))))
     head = ("method", "accuracy", "balanced accuracy", "F1", "specificity")
     note = (

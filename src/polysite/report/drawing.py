@@ -57,15 +57,17 @@ def new(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def panels(titles: Sequence[str], height: float) -> tuple[Figure, list[tuple[str, Axes]]]:
-    """Return a figure with a panel per title, three in a row."""
+def panels(titles: Sequence[str], height: float, shared: bool = False) -> tuple[Figure, list[tuple[str, Axes]]]:
+    """Return a figure with a panel per title, three in a row; ``shared``: with one vertical axis, and a grid."""
     columns = min(3, len(titles))
     rows = ceil(len(titles) / columns)
     figure = Figure((WIDE, height * rows + 0.7), layout="constrained")
     short = shorten(titles, 72 // columns)
-    made = []
+    made: list[tuple[str, Axes]] = []
     for k, title in enumerate(titles):
-        axes = figure.add_subplot(rows, columns, k + 1)
+        axes = figure.add_subplot(rows, columns, k + 1, sharey=made[0][1] if shared and made else None)
+        if shared:
+            axes.grid(color="#eceff2", zorder=0)
         axes.set_title(unformatted(short[title]), fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
@@ -165,26 +167,35 @@ def quartiles(axes: Axes, row: int, values: np.ndarray) -> None:
     axes.plot((middle, middle), (row - 0.3, row + 0.3), color=INK, lw=2, solid_capstyle="butt")
 
 
-def pictures(rows: Sequence[tuple[str, Mapping[str, np.ndarray]]], width: float, height: float) -> Figure:
+def pictures(
+    rows: Sequence[tuple[str, Mapping[str, np.ndarray]]],
+    width: float,
+    height: float,
+    ends: tuple[float, float] | None = None,
+    aspect: float = 1.0,
+) -> Figure:
     """Draw slices in rows and columns, each row in the grey scale of its first slice.
 
     Args:
         rows: A title and the slices of every row, by the title of their column.
         width: Inches of a column.
         height: Inches of a row.
+        ends: Ends of the grey scale of all rows instead.
+        aspect: Height of a pixel over its width.
     """
     columns = list(rows[0][1])
     figure = Figure((width * len(columns) + 0.2, height * len(rows) + 0.2), layout="constrained")
     for row, (title, slices) in enumerate(rows):
-        low, high = np.percentile(slices[columns[0]], (1, 99.5))
+        low, high = ends or np.percentile(slices[columns[0]], (1, 99.5))
         for k, column in enumerate(columns):
             axes = figure.add_subplot(len(rows), len(columns), row * len(columns) + k + 1)
-            axes.imshow(slices[column], cmap="gray", vmin=low, vmax=max(high, low + 1e-6), interpolation="nearest")
+            grey: dict[str, Any] = {"cmap": "gray", "vmin": low, "vmax": max(high, low + 1e-6)}
+            axes.imshow(slices[column], aspect=aspect, interpolation="nearest", **grey)
             axes.set_xticks([])
             axes.set_yticks([])
             axes.spines[:].set_visible(False)
             if not row:
-                axes.set_title(column, fontsize=8)
+                axes.set_title(unformatted(column), fontsize=8)
             if not k:
                 axes.set_ylabel(unformatted(cut(title, 25)), fontsize=8)
     return figure

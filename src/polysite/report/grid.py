@@ -81,25 +81,12 @@ class Grid:
         for k, line in enumerate(self.lines):
             if line.kind == "total" and k:
                 body.append(r"\midrule")
-            body.append(row([_bold(_tex(c.text)) if c.best else _tex(c.text) for c in line.cells]))
+            body.append(row([rf"\textbf{{{_tex(c.text)}}}" if c.best else _tex(c.text) for c in line.cells]))
         columns = "l" + "r" * (len(self.head) - 1)
-        return "\n".join(
-            [
-                r"% needs \usepackage{booktabs}",
-                r"\begin{table}",
-                r"\centering",
-                rf"\caption{{{_tex(self.title)}. {_tex(self.note)}}}",
-                rf"\begin{{tabular}}{{{columns}}}",
-                r"\toprule",
-                row([_tex(h) for h in self.head]),
-                r"\midrule",
-                *body,
-                r"\bottomrule",
-                r"\end{tabular}",
-                r"\end{table}",
-                "",
-            ]
-        )
+        begin = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(self.title)}. {_tex(self.note)}}}"]
+        begin += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", row([_tex(h) for h in self.head]), r"\midrule"]
+        end = [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
+        return "\n".join([r"% needs \usepackage{booktabs}", *begin, *body, *end])
 
     def csv(self) -> str:
         """Return the table as CSV: the text of every cell, then the unrounded numbers."""
@@ -235,10 +222,6 @@ def _widths(grid: Grid) -> list[int]:
 
 def _mean_alone(cell: Cell) -> Cell:
     return replace(cell, text=cell.shown) if " ± " in cell.text else cell
-
-
-def _bold(text: str) -> str:
-    return rf"\textbf{{{text}}}"
 
 
 def _tex(text: str) -> str:

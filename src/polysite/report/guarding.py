@@ -1,6 +1,6 @@
 """What the guard saw and did in a run (``run.guard``): alarms that name the site and the evidence, and a table."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -28,11 +28,6 @@ class Watched:
     def lowered(self) -> list[float]:
         """Factors below 1."""
         return [g.factor for g in self.seen if g.factor < 1]
-
-    @property
-    def capped(self) -> list[SiteGuard]:
-        """Rounds in which the share was limited."""
-        return [g for g in self.seen if g.capped_share is not None]
 
     def mean(self, what: str) -> float | None:
         """Return the mean of a number over the rounds that have it."""
@@ -92,27 +87,15 @@ def alarms(methods: Sequence[Method]) -> list[str]:
 def table(methods: Sequence[Method]) -> Grid:
     """Return a table of what the guard saw and did, by site; without lines if no run had a guard."""
     lines = []
-    for method in methods:
-        for run in method.runs:
-            for site in watched(run.records):
-                shares: Mapping[str, float | None] = {
-                    "claimed": next((g.claimed_share for g in site.capped), None),
-                    "given": next((g.capped_share for g in site.capped), None),
-                }
-                cells = (
-                    name(method.name),
-                    name(site.site),
-                    number(len(site.clipped), "d"),
-                    number(max(site.clipped, default=None), ".2f"),
-                    number(site.mean("cosine"), "+.2f"),
-                    number(site.mean("coherence"), "+.2f"),
-                    number(site.seen[-1].standing, ".2f"),
-                    number(site.seen[-1].harm, "+.2f"),
-                    number(min(g.factor for g in site.seen), ".2f"),
-                    number(shares["claimed"], ".2f"),
-                    number(shares["given"], ".2f"),
-                )
-                lines.append(Line(cells))
+    for method, site in ((m, site) for m in methods for run in m.runs for site in watched(run.records)):
+        last, capped = site.seen[-1], next((g for g in site.seen if g.capped_share is not None), None)
+        numbers: list[tuple[float | None, str]] = [
+            (len(site.clipped), "d"), (max(site.clipped, default=None), ".2f"), (site.mean("cosine"), "+.2f"),
+            (site.mean("coherence"), "+.2f"), (last.standing, ".2f"), (last.harm, "+.2f"),
+            (min(g.factor for g in site.seen), ".2f"), (capped.claimed_share if capped else None, ".2f"),
+            (capped.capped_share if capped else None, ".2f"),
+        ]  # fmt: skip
+        lines.append(Line((name(method.name), name(site.site), *(number(*each) for each in numbers))))
     head = (
         "method", "hospital", "rounds shortened", "longest / allowed", "cosine", "others agree", "standing",
         "harm", "least factor", "claimed share", "limited to",

@@ -24,24 +24,19 @@ LONGEST = 34  # letters of a name beside a row
 INK = {"light": "white", "dark": "black"}
 
 
-def hospitals(comparison: Comparison, measure: str) -> str:
-    """Draw the mean of every hospital under every method."""
-    methods, sites = len(comparison.methods), len(comparison.sites)
-    if sites <= FEW:
-        return _bars(comparison, measure) if methods <= FEW_BARS else _methods(comparison, measure)
-    return _sites(comparison, measure) if methods <= FEW else _heat_map(comparison, measure)
-
-
-def caption(comparison: Comparison) -> str:
-    """Return the caption of `hospitals`."""
-    methods, sites = len(comparison.methods), len(comparison.sites)
-    if sites <= FEW and methods <= FEW_BARS:
-        return "Error bars: standard error over cases."
-    if sites <= FEW:
-        return "A marker per hospital; black: mean over all cases with its standard error. The best method is on top."
+def hospitals(comparison: Comparison, measure: str) -> tuple[str, str]:
+    """Draw the mean of every hospital under every method; return the figure and its caption."""
+    methods, few = len(comparison.methods), len(comparison.sites) <= FEW
+    if few and methods <= FEW_BARS:
+        return _bars(comparison, measure), "Error bars: standard error over cases."
+    if few:
+        words = "A marker per hospital; black: mean over all cases with its standard error. The best method is on top."
+        return _methods(comparison, measure), words
     if methods <= FEW:
-        return "A row per hospital, the best on top; lines: standard error over cases."
-    return "Means of hospitals (rows) under methods (columns), both ordered from the best to the worst."
+        words = "A row per hospital, the best on top; lines: standard error over cases."
+        return _sites(comparison, measure), words
+    words = "Means of hospitals (rows) under methods (columns), both ordered from the best to the worst."
+    return _heat_map(comparison, measure), words
 
 
 def _bars(comparison: Comparison, measure: str) -> str:

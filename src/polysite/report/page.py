@@ -65,6 +65,7 @@ class Folded:
     text: str
 
 
+INLINE = '<img alt="" src="data:image/svg+xml;base64,{}">'
 MAX_INCIDENTS = 60  # on a page
 FEW_PLATES = 6  # hospitals whose example slices are not collapsed
 FEW_PANELS = 9  # hospitals whose curves are not collapsed
@@ -173,7 +174,9 @@ def build(title: str, methods: Sequence[Method], options: Options = Options(), l
         sentences, sections, remarks = list(_state(methods)), [], guarding.alarms(methods)
     names = [m.name for m in methods]
     reference = options.reference or ("fedavg" if "fedavg" in names else names[0])
-    sections += [*_predicting(methods), *_training(methods, options), *_provenance(methods)]
+    made = [f"{m.name}: {', '.join(each['name'] for each in m.first.ensemble)}." for m in methods if m.first.ensemble]
+    sections += [Section("members", "Members of the ensemble", tuple(made))] if made else []
+    sections += [*_training(methods, options), *_provenance(methods)]
     version = methods[0].first.versions["polysite"]
     first, rest = (lead, sentences) if lead else (" ".join(sentences), [])
     shown: dict[str, Any] = {"summary": rest, "remarks": remarks, "live": not finished, "methods": names}
@@ -185,8 +188,7 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     grids = {g.name: g for g in tables(comparison)}
     several = len(comparison.trained) > 1
     every = [grids.pop("overview"), grids.pop(f"hospitals_{comparison.main}")]
-    words = hospital_figures.caption(comparison)
-    drawn = Picture("", hospital_figures.hospitals(comparison, comparison.main), words)
+    drawn = Picture("", *hospital_figures.hospitals(comparison, comparison.main))
     yield Section("gets", "What every hospital gets", (*every[: 1 + (len(comparison.sites) > 1)], drawn))
     beside = published.tables(comparison, options.published, options.speeds, options.assessment)
     if beside:
@@ -226,7 +228,7 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
         yield Section("subgroups", "Results by subgroup", tuple(by_group))
     far = [grids[n] for n in ("hospitals_hd95", "measures", "empty_masks") if n in grids]
     if far:
-        bars = Picture("", hospital_figures.hospitals(comparison, "hd95"), words)
+        bars = Picture("", *hospital_figures.hospitals(comparison, "hd95"))
         yield Section("distances", "Surface distances and other measures", (far[0], bars, *far[1:]))
     owned = {m.name: v for m in comparison.methods if (v := m.matrix())}
     every_dice = np.array([list(row.values()) for table in owned.values() for row in table.values()]) if owned else None
@@ -235,13 +237,6 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     if matrices:
         caption = "Mean Dice of each hospital's own model (rows) on the cases of every hospital (columns)."
         yield Section("whose", "Every hospital's model on all hospitals' cases", (caption, *matrices))
-
-
-def _predicting(methods: Sequence[Method]) -> Iterator[Section]:
-    """Yield the members of ensembles."""
-    made = [f"{m.name}: {', '.join(each['name'] for each in m.first.ensemble)}." for m in methods if m.first.ensemble]
-    if made:
-        yield Section("members", "Members of the ensemble", tuple(made))
 
 
 def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
@@ -334,15 +329,11 @@ def _clusters(method: Method, mark: str) -> Iterator[Section]:
     )
     prefix = f"{method.name}: " if mark else ""
     for k, section in enumerate(clusters.sections(shown)):
-        blocks = (fit, *section.blocks) if k == 0 else section.blocks
-        yield Section(section.id + mark, prefix + section.title, tuple(_called(b, section.id) for b in blocks))
-
-
-def _called(block: Any, section: str) -> Any:
-    """Return a figure of clusters with a name for its files; other blocks stay as they are."""
-    if not isinstance(block, Picture):
-        return block
-    return replace(block, name=block.name or f"clusters {block.title or section}")
+        named = (
+            replace(b, name=b.name or f"clusters {b.title or section.id}") if isinstance(b, Picture) else b
+            for b in section.blocks
+        )
+        yield Section(section.id + mark, prefix + section.title, (*([fit] if k == 0 else []), *named))
 
 
 def _groups(method: Method) -> str:
@@ -353,16 +344,13 @@ def _groups(method: Method) -> str:
 def _trouble(methods: Sequence[Method]) -> Grid:
     """Return a table of absent sites and refused replies."""
     lines = []
-    for method in methods:
-        for run in method.runs:
-            absent = [(r.round, s) for r in run.records for s in r.absent]
-            refused = [(r.round, s, why) for r in run.records for s, why in r.refused.items()]
-            for site in sorted({s for _, s in absent} | {s for _, s, _ in refused}):
-                gone = sum(s == site for _, s in absent)
-                reasons = [(t, why) for t, s, why in refused if s == site]
-                first = f"{reasons[0][1]} (round {reasons[0][0] + 1})" if reasons else ""
-                cells = (name(method.name), name(site), number(gone, "d"), number(len(reasons), "d"), name(first))
-                lines.append(Line(cells))
+    for method, run in ((m, run) for m in methods for run in m.runs):
+        absent = [site for r in run.records for site in r.absent]
+        refused = [(site, f"{why} (round {r.round + 1})") for r in run.records for site, why in r.refused.items()]
+        for site in sorted({*absent, *(s for s, _ in refused)}):
+            reasons = [why for s, why in refused if s == site]
+            counts = number(absent.count(site), "d"), number(len(reasons), "d")
+            lines.append(Line((name(method.name), name(site), *counts, name(reasons[0] if reasons else ""))))
     head = ("method", "hospital", "rounds absent", "replies refused", "first reason")
     return Grid("trouble", "", head, tuple(lines))
 
@@ -387,18 +375,14 @@ def _assessed(folder: Path) -> Section:
         assessment = parse_json((folder / "assessment.json").read_text(encoding="utf-8"))
         drawn = {n: (folder / "figures" / f"{n}.svg") for n in ("distances-emd", "distances-euclidean", "tree-emd")}
         pictures = [
-            Picture(title, _inline(drawn[n].read_bytes()), "", narrow=True)
+            # an image element, in which no script runs
+            Picture(title, INLINE.format(b64encode(drawn[n].read_bytes()).decode()), "", narrow=True)
             for n, title in zip(drawn, ("Earth Mover's distances", "Distances of embeddings", "Tree"), strict=True)
             if drawn[n].is_file()
         ]
         return Section("assessed", "How the hospitals differ", (assessment["verdict"]["summary"], *pictures))
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise RunError(f"{folder} is no assessment that can be read: {problem}") from problem
-
-
-def _inline(svg: bytes) -> str:
-    """Return an SVG file as an image element, in which no script runs."""
-    return f'<img alt="" src="data:image/svg+xml;base64,{b64encode(svg).decode()}">'
 
 
 def _state(methods: Sequence[Method]) -> Iterator[str]:

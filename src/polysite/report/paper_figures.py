@@ -27,7 +27,7 @@ from polysite.report.names import cut, shorten
 from polysite.report.page import Options, cluster_pictures
 from polysite.report.runs import Method
 from polysite.report.viewer import COLOURS as LABEL_COLOURS
-from polysite.report.viewer import Shown, axes_at, shortened, trim
+from polysite.report.viewer import Shown, trim
 
 FULL = 6  # methods in one panel of bars
 LETTERS = 25  # of a name below or beside an axis
@@ -242,14 +242,17 @@ def _case(case: Shown, methods: Sequence[str]) -> Figure:
     ratio = min(1.4, case.truth.shape[1] * case.pixel[0] / (case.truth.shape[2] * case.pixel[1]))
     panel = max(0.85, min(1.35, 9.5 / (1 + len(columns))))
     rows = max(len(case.modalities), len(case.labels))
-    heads = ["\n".join(wrap(shortened(n, int(40 * panel)), max(6, int(13 * panel)))) for n in columns]
+    heads = ["\n".join(wrap(cut(n, int(40 * panel)), max(6, int(13 * panel)))) for n in columns]
     head = 0.15 * (1 + max(h.count("\n") for h in heads)) + 0.1
     width, height = (1 + len(columns)) * (panel + 0.05) + 0.05, head + rows * (panel * ratio + 0.05)
     figure = Figure((width, height))
 
     def place(column: int, row: int) -> Axes:
         left, top = 0.05 + column * (panel + 0.05), head + row * (panel * ratio + 0.05)
-        return axes_at(figure, (left, top, panel, panel * ratio))
+        box = left / width, 1 - (top + panel * ratio) / height, panel / width, panel * ratio / height
+        axes = figure.add_axes(box, xticks=[], yticks=[], facecolor="black")
+        axes.spines[:].set_visible(False)
+        return axes
 
     for row, modality in enumerate(case.modalities):
         _picture(place(0, row), case, case.image[row, case.start], modality)
@@ -272,7 +275,7 @@ def _picture(axes: Axes, case: Shown, pixels: np.ndarray, text: str) -> None:
     if text:
         behind = {"facecolor": "black", "edgecolor": "none", "alpha": 0.6, "pad": 1.2}
         look: dict[str, Any] = {"color": "white", "fontsize": 7, "va": "top", "bbox": behind, "parse_math": False}
-        axes.text(0.03, 0.97, shortened(text, 14), transform=axes.transAxes, **look)
+        axes.text(0.03, 0.97, cut(text, 14), transform=axes.transAxes, **look)
 
 
 def _coloured(case: Shown, mask: np.ndarray, label: int) -> np.ndarray:

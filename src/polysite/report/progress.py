@@ -18,7 +18,7 @@ from polysite.report.plain_progress import PlainProgress
 class Bar(Watch):
     """Observer that shows a line per study, one for prepared cases, and one per real hospital."""
 
-    def __init__(self, bars: Progress | PlainProgress):
+    def __init__(self, bars: Progress):
         self.bars, self.best = bars, 0.0
         self.task: Any = None
         self.preparing: Any = None
@@ -119,10 +119,8 @@ def _bars(*more: ProgressColumn) -> Iterator[Any]:
         TextColumn("{task.fields[note]}", markup=False, table_column=note),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
-    log, handler = (
-        logging.getLogger("polysite"),
-        RichHandler(logging.WARNING, console, show_path=False, show_time=False),
-    )
+    log = logging.getLogger("polysite")
+    handler = RichHandler(logging.WARNING, console, show_path=False, show_time=False)
     log.addHandler(handler)
     bars = Progress(*columns, console=console, expand=True) if console.is_terminal else PlainProgress(console)
     try:

@@ -12,20 +12,12 @@ UNITS = {"patient": "every training patient", "hospital": "every hospital"}
 def table(methods: Sequence[Method]) -> Grid:
     """Return a table of protections by site; without lines if no run had any."""
     lines = []
-    for method in methods:
-        for run in method.runs:
-            if not (is_secure(run) or unit_of(run)):
-                continue
-            for site in sorted(run.trained):
-                cells = (
-                    name(method.name),
-                    name(site),
-                    name("the sum over the hospitals" if is_secure(run) else "each reply"),
-                    name(UNITS.get(unit_of(run), "nobody")),
-                    number(epsilon_of(run, site), ".2f"),
-                    number(delta_of(run) if unit_of(run) else None, "g"),
-                )
-                lines.append(Line(cells))
+    for method, run in ((m, run) for m in methods for run in m.runs if is_secure(run) or unit_of(run)):
+        saw = "the sum over the hospitals" if is_secure(run) else "each reply"
+        delta = float(run.settings["train"]["private"]["delta"]) if unit_of(run) else None
+        for site in sorted(run.trained):
+            words = (method.name, site, saw, UNITS.get(unit_of(run), "nobody"))
+            lines.append(Line((*map(name, words), number(epsilon_of(run, site), ".2f"), number(delta, "g"))))
     head = ("method", "hospital", "the coordinator saw", "noise protects", "epsilon spent", "delta")
     note = (
         "Epsilon is that of all rounds of this study at the hospital, and of its assessment if that has noise; "
@@ -42,8 +34,7 @@ def audience(methods: Sequence[Method]) -> Grid:
         run = method.runs[0]
         if not (is_secure(run) or unit_of(run) or (run.path / "deployment.json").is_file()):
             continue
-        for who, what in _seen(run):
-            lines.append(Line((name(method.name), name(who), name(what))))
+        lines += [Line((name(method.name), name(who), name(what))) for who, what in _seen(run)]
     note = (
         "Scores of validation and test cases leave for each hospital besides, as its policy allows. 'polysite audit "
         "RUN' measures what attackers make of the models; docs/protection.md states what each can learn."
@@ -77,11 +68,6 @@ def unit_of(run: Summary) -> str:
     """Return what noise protects; empty without noise."""
     unit = str(run.settings.get("train", {}).get("private", {}).get("unit", "none"))
     return "" if unit == "none" else unit
-
-
-def delta_of(run: Summary) -> float:
-    """Return the delta at which epsilon is reported."""
-    return float(run.settings["train"]["private"]["delta"])
 
 
 def epsilon_of(run: Summary, site: str) -> float | None:

@@ -14,7 +14,7 @@ from itertools import chain
 from math import isnan
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Literal
+from typing import Any, Literal
 
 from polysite.costs.model import Cost
 from polysite.costs.speeds import Speeds
@@ -26,7 +26,8 @@ from polysite.report.averages import best_mean, honest
 from polysite.report.compare import Comparison
 from polysite.report.grid import Cell, Grid, Line, name, number, spread
 from polysite.report.runs import Method, Summary
-from polysite.report.site_distances import SiteDistances, over_pairs
+from polysite.report.site_distances import Matrix, over_pairs
+from polysite.report.site_distances import read as read_distances
 
 INSTITUTION = "institution "  # in ``where``: the site with this number
 AT = " @ "  # between a method and the only setting that is meant
@@ -120,16 +121,11 @@ def numbers(table: str) -> tuple[Number, ...]:
     if table not in names():
         raise ConfigError(f"there is no published table {table!r}; {nearest(table, names())}")
     text = resources.files("polysite").joinpath("published", f"{table}.csv").read_text(encoding="utf-8")
-    rows = csv.DictReader(text.splitlines())
-    return tuple(_parsed(**row) for row in rows)
-
-
-def _parsed(value: str, spread: str, **texts: str) -> Number:
-    return Number(value=_number(value), spread=_number(spread), printed=value, **texts)
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text else None
+    found = []
+    for row in csv.DictReader(text.splitlines()):
+        known: dict[str, Any] = {k: (float(row[k]) if row[k] else None) for k in ("value", "spread")}
+        found.append(Number(**{**row, **known}, printed=row["value"]))
+    return tuple(found)
 
 
 def sizes(table: str) -> dict[str, int]:
@@ -162,7 +158,7 @@ def tables(comparison: Comparison, paper: Paper, speeds: Speeds, assessment: Pat
         speeds: Speeds of the sites, for times.
         assessment: Folder of an assessment of the sites, for published distances.
     """
-    look = _Look(comparison, paper, speeds, SiteDistances.read(assessment) if assessment and paper.tables else None)
+    look = _Look(comparison, paper, speeds, read_distances(assessment) if assessment and paper.tables else None)
     return [grid for grid in (_table(table, paper, look) for table in paper.tables) if grid.lines or not paper.setting]
 
 
@@ -231,25 +227,18 @@ def _line(published: Number, title: str, found: Sequence[float], setting: bool =
     beside = f" ± {stdev(found):.{places}f}" if published.spread is not None and len(found) > 1 else ""
     gap = None if measured is None else measured - (published.value or 0.0)
     within = "" if gap is None or published.spread is None else ("yes" if abs(gap) <= published.spread else "no")
-    return Line(
-        (
-            name(title),
-            name(what),
-            Cell(theirs, published.value),
-            Cell("–") if measured is None else Cell(f"{measured:.{places}f}{beside}", measured),
-            number(gap, f"+.{places}f"),
-            name(within),
-        )
-    )
+    ours = Cell("–") if measured is None else Cell(f"{measured:.{places}f}{beside}", measured)
+    cells = (name(title), name(what), Cell(theirs, published.value), ours, number(gap, f"+.{places}f"), name(within))
+    return Line(cells)
 
 
 TITLES = {"D_EMD": "EMD", "D_EUC": "EUC"}  # names of distances in paper A -> ours, where they differ
 
 
-def _distance(found: SiteDistances, published: Number) -> float | None:
+def _distance(found: Mapping[str, Matrix], published: Number) -> float | None:
     """Return the distance that a published number states: of a pair, ``1-2``; to all others, ``1``; or the mean."""
     title = published.method.partition(" (")[0]
-    matrix = found.matrices.get(TITLES.get(title, title))
+    matrix = found.get(TITLES.get(title, title))
     places = [int(k) - 1 for k in published.where.split("-") if k.isdigit()]
     if matrix is None or any(k >= len(matrix) for k in places):
         return None
@@ -271,7 +260,7 @@ class _Look:
     comparison: Comparison
     paper: Paper
     speeds: Speeds
-    distances: SiteDistances | None = None
+    distances: Mapping[str, Matrix] | None = None
 
     def rows(self, published: Number) -> list[tuple[str, Sequence[float], Sequence[float]]]:
         """Return title, values and honest values for every method that a published number is of.

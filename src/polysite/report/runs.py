@@ -36,7 +36,6 @@ Table = tuple[str, EmptyMaskPolicy, str | None]  # measure, policy and label of 
 MEND = "'polysite evaluate --again' makes it anew, and a page does without it with --no-scans"
 TEXT_COLUMNS = ("model", "site", "case", "label")  # of cases.csv; all other columns are numbers
 
-
 DEFLATE = 1100  # times that an archive can make its content smaller
 # what NumPy and the archive of a damaged .npz file may raise
 UNREADABLE = (
@@ -87,8 +86,7 @@ class Evaluation:
         if not path.is_file():
             return []
         try:
-            with path.open(newline="", encoding="utf-8") as file:
-                return list(csv_rows(file))
+            return _table(path)
         except (OSError, ValueError) as problem:
             raise RunError(f"{path} cannot be read: {problem}; 'polysite evaluate --again' makes it anew") from problem
 
@@ -132,6 +130,7 @@ class Summary:
     evaluation: Evaluation | None = None
     best_rounds: Mapping[str, int] = field(default_factory=dict)  # of every site, where each has its own
     common: Mapping[str, Scores] = field(default_factory=dict)  # scores if all sites used the model of best_round
+    like: "Summary | None" = None  # the run whose sites hold the cases here (`axes.regrouped`)
 
     @cached_property
     def ensemble(self) -> Sequence[Mapping[str, str]]:
@@ -229,10 +228,9 @@ class Summary:
         """Cases of every site by split, from ``split.csv``; empty where the cases are elsewhere."""
         counts: dict[str, dict[str, int]] = {}
         try:
-            with (self.path / "split.csv").open(newline="", encoding="utf-8") as file:
-                for row in csv_rows(file):
-                    splits = counts.setdefault(row["Site"], {})
-                    splits[row[SPLIT]] = splits.get(row[SPLIT], 0) + 1
+            for row in _table((self.like or self).path / "split.csv"):
+                splits = counts.setdefault(row["Site"], {})
+                splits[row[SPLIT]] = splits.get(row[SPLIT], 0) + 1
         except (OSError, ValueError, KeyError):
             return {}
         return counts
@@ -259,14 +257,12 @@ class Summary:
             return None
         counts = {(SHARED, s, c): v for (model, s, c), v in self.evaluation.counts.items() if model == owner}
         one = replace(self.evaluation, rows=rows, counts=counts)
+
+        def only(of: Mapping[str, T]) -> dict[str, T]:
+            return {site: value for site, value in of.items() if site == owner}
+
         records = [
-            replace(
-                r,
-                sites=_only(r.sites, owner),
-                validation=_only(r.validation, owner),
-                shares=_only(r.shares, owner),
-                handed=_only(r.handed, owner),
-            )
+            replace(r, sites=only(r.sites), validation=only(r.validation), shares=only(r.shares), handed=only(r.handed))
             for r in self.records
         ]
         return replace(self, records=records, scores=_scores_of(one), evaluation=one)
@@ -497,8 +493,8 @@ def read_evaluation(path: Path, name: str) -> Evaluation | None:
     if not (place / "about.json").is_file():
         return None
     try:
-        with (place / "cases.csv").open(newline="", encoding="utf-8") as file:
-            rows = [{k: v if k in TEXT_COLUMNS else float(v) for k, v in row.items()} for row in csv_rows(file)]
+        cells = _table(place / "cases.csv")
+        rows = [{k: v if k in TEXT_COLUMNS else float(v) for k, v in row.items()} for row in cells]
         about = parse_json((place / "about.json").read_text(encoding="utf-8"))
         counts = _read_counts(place / "counts.csv")
         _ = Evaluation(place, about, rows).subgroups
@@ -517,11 +513,15 @@ def _read_counts(path: Path) -> Mapping[tuple[str, str, str], Counts]:
     if not path.is_file():
         return {}
     counts: dict[tuple[str, str, str], dict[str, Count]] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv_rows(file):
-            count = int(row["tp"]), int(row["fp"]), int(row["fn"]), int(row["tn"])
-            counts.setdefault((row["model"], row["site"], row["case"]), {})[row["label"]] = count
+    for row in _table(path):
+        count = int(row["tp"]), int(row["fp"]), int(row["fn"]), int(row["tn"])
+        counts.setdefault((row["model"], row["site"], row["case"]), {})[row["label"]] = count
     return counts
+
+
+def _table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv_rows(file))
 
 
 def title(path: Path) -> str:
@@ -555,10 +555,6 @@ def _identity(run: Summary) -> str:
     fold = ("fold", "seed", "file") if run.settings["model"]["name"] == "ensemble" else ("fold", "seed")
     chosen["split"] = {k: v for k, v in chosen["split"].items() if k not in fold}
     return json.dumps({k: v for k, v in chosen.items() if k != "seed"}, sort_keys=True)
-
-
-def _only(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {k: v for k, v in values.items() if k == key}
 
 
 def _mean_by_key(tables: Sequence[Mapping[Key, float]]) -> dict[Key, float]:

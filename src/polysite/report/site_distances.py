@@ -1,7 +1,5 @@
-"""Distances between sites as matrices, read from the folder of an assessment."""
+"""Distances between sites in natural order as matrices, read from the folder of an assessment."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,39 +9,26 @@ from polysite.errors import RunError
 from polysite.foreign import parse_json
 from polysite.heterogeneity.bounds import INTENSITY
 
+Matrix = NDArray[np.float64]
 NAMES = {"emd": "EMD", "euclidean": "EUC", "energy": "energy", "mmd": "MMD", "frechet": "Fréchet"}
 
 
-@dataclass(frozen=True)
-class SiteDistances:
-    """Distances between sites in natural order: EMD_maxI and EMD_maxL of paper A, and all of the assessment."""
-
-    matrices: Mapping[str, NDArray[np.float64]]
-
-    @classmethod
-    def read(cls, folder: Path) -> "SiteDistances":
-        """Read the folder of an assessment."""
-        try:
-            stored = parse_json((folder / "assessment.json").read_text(encoding="utf-8"))
-            found: dict[str, list[NDArray[np.float64]]] = {}
-            for quantity in stored["quantities"].values():
-                kind = "EMD_maxI" if quantity["kind"] == INTENSITY else "EMD_maxL"
-                found.setdefault(kind, []).append(np.array(quantity["matrix"], np.float64))
-            matrices = {kind: max(each, key=over_pairs) for kind, each in sorted(found.items())}
-            matrices |= {
-                NAMES.get(k, k): np.array(d["matrix"], np.float64) for k, d in stored["distances"].items() if d
-            }
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as problem:
-            raise RunError(f"{folder} is no assessment that can be read: {problem!r}") from problem
-        return cls(matrices)
-
-    @property
-    def means(self) -> dict[str, float]:
-        """Mean of every distance over the pairs of sites."""
-        return {kind: over_pairs(matrix) for kind, matrix in self.matrices.items()}
+def read(folder: Path) -> dict[str, Matrix]:
+    """Return EMD_maxI and EMD_maxL of paper A, and all distances of an assessment, from its folder."""
+    try:
+        stored = parse_json((folder / "assessment.json").read_text(encoding="utf-8"))
+        found: dict[str, list[Matrix]] = {}
+        for quantity in stored["quantities"].values():
+            kind = "EMD_maxI" if quantity["kind"] == INTENSITY else "EMD_maxL"
+            found.setdefault(kind, []).append(np.array(quantity["matrix"], np.float64))
+        matrices = {kind: max(each, key=over_pairs) for kind, each in sorted(found.items())}
+        named = {NAMES.get(k, k): np.array(d["matrix"], np.float64) for k, d in stored["distances"].items() if d}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as problem:
+        raise RunError(f"{folder} is no assessment that can be read: {problem!r}") from problem
+    return matrices | named
 
 
-def over_pairs(matrix: NDArray[np.float64]) -> float:
+def over_pairs(matrix: Matrix) -> float:
     """Return the mean of the values above the diagonal.
 
     >>> over_pairs(np.array([[0, 1, 2], [1, 0, 6], [2, 6, 0]], float))

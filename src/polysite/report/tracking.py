@@ -11,12 +11,13 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from polysite.config import flat
 from polysite.engines.record import RoundRecord
 from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder, file_name
@@ -24,7 +25,6 @@ from polysite.errors import ConfigError, RunError, nearest
 from polysite.foreign import parse_toml
 from polysite.own_process import unblock
 
-T = TypeVar("T")
 log = logging.getLogger("polysite")
 
 MAX_PARAMS, MAX_METRICS = 100, 1000  # per request to MLflow
@@ -101,9 +101,8 @@ class MLflow(Watch):
         uri = os.environ.get("MLFLOW_TRACKING_URI") or (self.folder.resolve() / "mlflow" / "store").as_uri()
         try:
             self.client = self.tracking.MlflowClient(tracking_uri=uri)
-            self.run = self._find(
-                sha256(uri.encode()).hexdigest()[:12], title
-            )  # hashed: the address may hold a password
+            store = sha256(uri.encode()).hexdigest()[:12]  # hashed: the address may hold a password
+            self.run = self._find(store, title)
             sent = max((m.step for m in self.client.get_metric_history(self.run, LAST)), default=0)
         except self.problem.MlflowException as problem:
             raise RunError(
@@ -143,23 +142,22 @@ class MLflow(Watch):
         experiment = known.experiment_id if known else self.client.create_experiment(name)
         tags = {"polysite.folder": str(self.folder.resolve())}
         run: str = self.client.create_run(experiment, run_name=title, tags=tags).info.run_id
-        given = _flat(parse_toml(RunFolder(self.folder).config, str(self.folder / "config.toml")))
-        for some in _chunks([self.entities.Param(k, v) for k, v in given.items()], MAX_PARAMS):
-            self.client.log_batch(run, params=some)
+        given = flat(parse_toml(RunFolder(self.folder).config, str(self.folder / "config.toml")))
+        texts = {_name(k): v if isinstance(v, str) else json.dumps(v) for k, v in given.items()}
+        params = [self.entities.Param(k, v) for k, v in texts.items()]
+        for i in range(0, len(params), MAX_PARAMS):
+            self.client.log_batch(run, params=params[i : i + MAX_PARAMS])
         note.parent.mkdir(exist_ok=True)
         note.write_text(run + "\n")
         return run
 
     def _send_waiting(self) -> None:
         while self.waiting:
-            self._send(self.waiting[0])
+            now, step = int(time.time() * 1000), self.waiting[0].round + 1
+            metrics = [self.entities.Metric(k, v, now, step) for k, v in scalars(self.waiting[0]).items()]
+            for i in range(0, len(metrics), MAX_METRICS):
+                self.client.log_batch(self.run, metrics=metrics[i : i + MAX_METRICS])
             self.waiting.pop(0)
-
-    def _send(self, record: RoundRecord) -> None:
-        now, step = int(time.time() * 1000), record.round + 1
-        metrics = [self.entities.Metric(k, v, now, step) for k, v in scalars(record).items()]
-        for some in _chunks(metrics, MAX_METRICS):
-            self.client.log_batch(self.run, metrics=some)
 
 
 TRACKERS: Mapping[str, type[TensorBoard] | type[MLflow]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
@@ -191,26 +189,6 @@ def scalars(record: RoundRecord) -> dict[str, float]:
 def _name(part: str) -> str:
     """Return a name that MLflow accepts and a store can use as a file name."""
     return file_name(part).replace("%", ":")
-
-
-def _flat(section: Mapping[str, Any], at: str = "") -> dict[str, str]:
-    """Return a nested configuration as a flat mapping.
-
-    >>> _flat({"seed": 1, "train": {"patch": [32, 32], "device": "cpu"}})
-    {'seed': '1', 'train.patch': '[32, 32]', 'train.device': 'cpu'}
-    """
-    flat: dict[str, str] = {}
-    for key, value in section.items():
-        name = f"{at}{_name(key)}"
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{name}.")
-        else:
-            flat[name] = value if isinstance(value, str) else json.dumps(value)
-    return flat
-
-
-def _chunks(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    return (values[i : i + size] for i in range(0, len(values), size))
 
 
 def _need(package: str, module: str) -> Any:

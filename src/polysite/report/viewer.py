@@ -23,6 +23,7 @@ from PIL import Image
 
 from polysite.errors import DataError
 from polysite.report.drawing import outline
+from polysite.report.names import cut
 from polysite.report.preview import OUTLINES
 from polysite.report.template import render
 
@@ -91,7 +92,8 @@ def viewer(cases: Sequence[Shown], budget: int = 12_000_000) -> str:
     if not cases:
         return Markup("")
     trimmed = [trim(c) for c in cases]
-    masks = [[_packed(m) for m in (c.truth, *c.predicted.values())] for c in trimmed]
+    packed = [[zlib.compress(m.tobytes(), 9) for m in (c.truth, *c.predicted.values())] for c in trimmed]
+    masks = [[b64encode(m).decode() for m in each] for each in packed]
     sheets, note = _fitted(trimmed, budget - sum(len(m) for each in masks for m in each))
     entries = [_entry(c, s, m) for c, s, m in zip(trimmed, sheets, masks, strict=True)]
     return Markup(render("viewer.html", data={"cases": entries, "colours": COLOURS}, note=note))
@@ -201,10 +203,6 @@ def _url(picture: Image.Image, kind: str, **options: Any) -> str:
     return f"data:image/{kind.lower()};base64,{b64encode(file.getvalue()).decode()}"
 
 
-def _packed(mask: np.ndarray) -> str:
-    return b64encode(zlib.compress(mask.tobytes(), 9)).decode()
-
-
 def _entry(case: Shown, sheets: Sequence[Sheet], masks: Sequence[str]) -> dict[str, Any]:
     """Return the data of a case for the script in ``viewer.html``."""
     slices, rows, columns = case.truth.shape
@@ -254,81 +252,48 @@ def _words(case: Shown) -> str:
 
 
 def _plate(rows: Sequence[Shown]) -> Figure:
-    """Draw the names of the columns, then a line of text and a row of images per case; no higher than a page."""
+    """Draw a row of images per case, below a line of text and the names of the columns; no higher than a page."""
     columns = ["scan", "truth", *dict.fromkeys(m for c in rows for m in c.predicted)]
     labels = list(dict.fromkeys(k for c in rows for k in c.labels))
     ratios = [min(1.3, c.truth.shape[1] * c.pixel[0] / (c.truth.shape[2] * c.pixel[1])) for c in rows]
-    panel = _panel_width(len(columns), ratios)
-    width = len(columns) * (panel + GAP)
-    names = [wrap(shortened(name, int(45 * panel)), int(16 * panel)) for name in columns]
+    panel = min(max(PANEL, PAGE[0] / len(columns)), (PAGE[1] - (6 + len(rows)) * LINE) / sum(ratios))
+    names = ["\n".join(wrap(cut(name, int(45 * panel)), int(16 * panel))) for name in columns]
+    width = panel * len(columns)
     across = max(1, int(width / (0.4 + 0.075 * min(CUT, max(map(len, labels))))))
-    head = LINE * (ceil(len(labels) / across) + max(map(len, names)) + 0.7)
-    height = head + len(rows) * (LINE + 2 * GAP) + panel * sum(ratios)
-    figure = Figure((width, height))
-    canvas = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
-    canvas.set_axis_off()
-    _legend(canvas, labels, across)
-    for j, name in enumerate(names):
-        _text(canvas, j * (panel + GAP), head, "\n".join(name))
-    for case, ratio in zip(rows, ratios, strict=True):
-        head += LINE + 2 * GAP
-        _row(figure, canvas, case, columns, labels, (head, panel, panel * ratio))
-        head += panel * ratio
+    lines = ceil(len(labels) / across) + 1 + max(name.count("\n") + 1 for name in names) + len(rows)
+    figure = Figure((width, LINE * lines + panel * sum(ratios)), layout="constrained")
+    figure.set_layout_engine("constrained", w_pad=GAP / 2, h_pad=GAP / 2, wspace=0, hspace=0)
+    look = {"xticks": [], "yticks": [], "facecolor": "black"}
+    grid = figure.subplots(len(rows), len(columns), squeeze=False, height_ratios=ratios, subplot_kw=look)
+    for k, (case, panels) in enumerate(zip(rows, grid, strict=True)):
+        masks = [None, case.truth, *(case.predicted.get(method) for method in columns[2:])]
+        dice = [case.dice(method) for method in columns]
+        words = [_title(case, int(31 * panel)), *("" if d is None else f"Dice {d:.2f}" for d in dice[1:])]
+        for j, axes in enumerate(panels):
+            head = f"{names[j]}\n" * (not k) + words[j]
+            axes.set_title(head, loc="left", fontsize=7.5, pad=2, parse_math=False)
+            axes.spines[:].set_visible(False)
+            if j and masks[j] is None:
+                axes.set_axis_off()
+            else:
+                _panel(axes, case, masks[j], labels)
+    _legend(figure, labels, across)
     return figure
 
 
-def _panel_width(columns: int, ratios: Sequence[float]) -> float:
-    """Return the width of a panel such that columns and rows fit on a page with up to six lines of names."""
-    high = PAGE[1] - 6 * LINE - len(ratios) * (LINE + 2 * GAP)
-    return min(max(PANEL, PAGE[0] / columns - GAP), high / sum(ratios))
-
-
-def _row(
-    figure: Figure, canvas: Axes, case: Shown, columns: Sequence[str], labels: Sequence[str], place: tuple[float, ...]
-) -> None:
-    """Draw a case; ``place`` is the distance from the top and the width and height of a panel, in inches."""
-    top, width, height = place
-    _text(canvas, 0, top - GAP / 2, _title(case, int(31 * width)), color="#444444")
-    for j, method in enumerate(columns):
-        left, mask = j * (width + GAP), (None, case.truth)[j] if j < 2 else case.predicted.get(method)
-        if j > 1 and (dice := case.dice(method)) is not None:
-            _text(canvas, left, top - GAP / 2, f"Dice {dice:.2f}", color="#444444")
-        if j < 2 or mask is not None:
-            _panel(axes_at(figure, (left, top, width, height)), case, mask, labels)
-
-
 def _title(case: Shown, most: int) -> str:
-    """Return site, case and rank in at most so many letters."""
-    room = most - len(case.why) - 6
-    site, name = (case.site, case.case) if len(case.site + case.case) <= room else (shortened(case.site, room // 2), "")
-    return " · ".join(s for s in (site, name or shortened(case.case, room - len(site)), case.why) if s)
-
-
-def shortened(text: str, most: int) -> str:
-    """Shorten a long text in the middle, because names often differ at their ends.
-
-    >>> shortened("hospital-of-the-north-17", 11)
-    'hospi…th-17'
-    """
-    side = max(1, most // 2)
-    return text if len(text) <= most else f"{text[:side]}…{text[-side:]}"
-
-
-def axes_at(figure: Figure, box: tuple[float, float, float, float]) -> Axes:
-    """Add axes at a box (left, top, width, height) in inches."""
-    left, top, width, height = box
-    whole_width, whole_height = figure.get_size_inches()
-    place = (left / whole_width, 1 - (top + height) / whole_height, width / whole_width, height / whole_height)
-    axes = figure.add_axes(place, xticks=[], yticks=[], facecolor="black")
-    axes.spines[:].set_visible(False)
-    return axes
+    """Return site, case and rank in about so many letters."""
+    room = max(most - len(case.why) - 6, 8)
+    names = [case.site, case.case]
+    if sum(map(len, names)) > room:
+        names = [cut(name, room // 2) for name in names]
+    return " · ".join(s for s in (*names, case.why) if s)
 
 
 def _panel(axes: Axes, case: Shown, mask: np.ndarray | None, labels: Sequence[str]) -> None:
     """Draw the first modality in the chosen slice with the outlines of a mask."""
     aspect = case.pixel[0] / case.pixel[1]
     axes.imshow(case.image[0, case.start], cmap="gray", vmin=0, vmax=255, aspect=aspect, interpolation="bilinear")
-    axes.set_adjustable("datalim" if case.truth.shape[1] * aspect <= 1.3 * case.truth.shape[2] else "box")
     if mask is not None:
         colours = [COLOURS[labels.index(name) % len(COLOURS)] for name in case.labels]
         outline(axes, [mask[case.start] >> k & 1 for k in range(len(case.labels))], colours, 1.0)
@@ -338,19 +303,15 @@ def _panel(axes: Axes, case: Shown, mask: np.ndarray | None, labels: Sequence[st
         axes.text(0.98, 0.5, "L", ha="right", **white)
 
 
-def _legend(axes: Axes, labels: Sequence[str], across: int) -> None:
+def _legend(figure: Figure, labels: Sequence[str], across: int) -> None:
     handles = [Line2D([], [], color=COLOURS[k % len(COLOURS)], linewidth=2) for k in range(len(labels))]
-    legend = axes.legend(
-        handles, [shortened(name, CUT) for name in labels], ncols=min(len(labels), across), loc="upper left",
-        borderaxespad=0, borderpad=0.3, fontsize=7.5, handlelength=1.4, columnspacing=1, labelspacing=0.3,
-        labelcolor="white", facecolor="#333333", edgecolor="none", framealpha=1, fancybox=False,
+    legend = figure.legend(
+        handles, [cut(name, CUT) for name in labels], ncols=min(len(labels), across), loc="outside upper left",
+        borderpad=0.3, fontsize=7.5, handlelength=1.4, columnspacing=1, labelspacing=0.3, labelcolor="white",
+        facecolor="#333333", edgecolor="none", framealpha=1, fancybox=False,
     )  # fmt: skip
     for text in legend.get_texts():
         text.set_parse_math(False)
-
-
-def _text(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
-    axes.text(x, y, text, fontsize=7.5, verticalalignment="bottom", parse_math=False, **style)
 
 
 def _png(figure: Figure) -> Image.Image:

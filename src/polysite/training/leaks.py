@@ -45,20 +45,6 @@ class Membership:
         return max((a for a in (self.loss, self.calibrated) if a), key=lambda a: a.value)
 
 
-def infer_members(
-    sites: Sites,
-    models: Mapping[str, Tree],
-    references: Mapping[str, Sequence[Tree]],
-    patients: Patients,
-    others: str = "test",
-) -> Membership:
-    """Rank the patients of every hospital by their losses: were they among the training cases?
-
-    The arguments are those of ``member_scores``.
-    """
-    return membership_of(*member_scores(sites, models, references, patients, others))
-
-
 def member_scores(
     sites: Sites,
     models: Mapping[str, Tree],
