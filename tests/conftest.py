@@ -12,11 +12,11 @@ import pytest
 import browser
 from polysite import study
 from polysite.config import dump
-from polysite.data import sources
+from polysite.data import phantom
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 
-_drawn = lru_cache(128)(sources.draw)
+_drawn = lru_cache(128)(phantom.draw)
 
 
 def _draw(hospital, **given):
@@ -25,7 +25,7 @@ def _draw(hospital, **given):
     return replace(case, image=case.image.copy(), label=case.label.copy())
 
 
-sources.draw = _draw
+phantom.draw = _draw
 
 
 def pytest_collection_finish():

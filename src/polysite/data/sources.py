@@ -3,23 +3,15 @@
 A source names its modalities and labels, and lists the cases of every site without opening them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal, NoReturn, Protocol
 
+from polysite.data import phantom
 from polysite.data.case import Case, CaseRef
 from polysite.data.files import Files
-from polysite.data.phantom import (
-    GRADES,
-    LABELS,
-    MODALITIES,
-    Hospital,
-    draw,
-    four_hospitals,
-    grade,
-    picture,
-    three_clinics,
-)
+from polysite.data.phantom import Hospital
 from polysite.errors import ConfigError, DataError
 
 
@@ -51,8 +43,51 @@ class Source(Protocol):
         ...
 
 
+class _Drawn:
+    """What sources of phantoms have in common."""
+
+    shape: tuple[int, ...]
+    sites: Mapping[str, Hospital]
+    seed: int | None
+
+    task: ClassVar[str] = "segmentation"
+    modality_names: ClassVar[tuple[str, ...]] = phantom.MODALITIES
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != 3 or min(self.shape) < 24:
+            raise ConfigError(f"data.shape = {list(self.shape)}: a phantom has three sides of at least 24 voxels")
+        if not self.sites:
+            raise ConfigError("data.sites is empty: a federation needs at least one hospital")
+
+    def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
+        """Return the cases of every hospital, not drawn yet."""
+        seed = seed if self.seed is None else self.seed
+        return {name: [self._ref(name, i, seed) for i in range(h.cases)] for name, h in self.sites.items()}
+
+    def _ref(self, site: str, index: int, seed: int) -> CaseRef:
+        hospital = self.sites[site]
+        grade = phantom.grade(hospital, site=site, index=index, seed=seed)
+        read = partial(self._drawn, hospital, site, index, seed)
+        return CaseRef(
+            site=site,
+            name=f"{site}-{index:03d}",
+            read=read,
+            volumes=lambda: self._volumes(grade, read),
+            group=grade,
+            category=grade if self.task == "classification" else "",
+            modalities=len(self.modality_names),
+        )
+
+    def _drawn(self, hospital: Hospital, site: str, index: int, seed: int) -> Case:
+        x, y, z = self.shape
+        return phantom.draw(hospital, site=site, index=index, seed=seed, shape=(x, y, z))
+
+    def _volumes(self, grade: str, read: Callable[[], Case]) -> Mapping[str, float]:
+        return dict(zip(phantom.LABELS, read().label.sum((1, 2, 3)) / 1000, strict=True))
+
+
 @dataclass(frozen=True)
-class Phantom:
+class Phantom(_Drawn):
     """Simulated hospitals: brain phantoms with tumours; scanners and patients differ from hospital to hospital.
 
     Args:
@@ -62,41 +97,15 @@ class Phantom:
     """
 
     shape: tuple[int, ...] = (64, 64, 64)
-    sites: Mapping[str, Hospital] = field(default_factory=four_hospitals)
+    sites: Mapping[str, Hospital] = field(default_factory=phantom.four_hospitals)
     seed: int | None = None
 
-    task: ClassVar[str] = "segmentation"
     dims: ClassVar[int] = 3
-    modality_names: ClassVar[tuple[str, ...]] = MODALITIES
-    label_names: ClassVar[tuple[str, ...]] = LABELS
-
-    def __post_init__(self) -> None:
-        _check(self.shape, self.sites)
-
-    def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
-        """Return the cases of every hospital, not drawn yet."""
-        seed = seed if self.seed is None else self.seed
-        return {name: [self._ref(name, i, seed) for i in range(h.cases)] for name, h in self.sites.items()}
-
-    def _ref(self, site: str, index: int, seed: int) -> CaseRef:
-        x, y, z = self.shape
-        hospital = self.sites[site]
-
-        def read() -> Case:
-            return draw(hospital, site=site, index=index, seed=seed, shape=(x, y, z))
-
-        return CaseRef(
-            site=site,
-            name=f"{site}-{index:03d}",
-            read=read,
-            volumes=lambda: dict(zip(LABELS, read().label.sum((1, 2, 3)) / 1000, strict=True)),
-            group=grade(hospital, site=site, index=index, seed=seed),
-            modalities=len(MODALITIES),
-        )
+    label_names: ClassVar[tuple[str, ...]] = phantom.LABELS
 
 
 @dataclass(frozen=True)
-class PhantomClasses:
+class PhantomClasses(_Drawn):
     """Brain phantoms for a classification: healthy, or with a low-grade or high-grade tumour.
 
     Args:
@@ -108,14 +117,13 @@ class PhantomClasses:
 
     shape: tuple[int, ...] = (32, 32, 32)
     flat: bool = True
-    sites: Mapping[str, Hospital] = field(default_factory=three_clinics)
+    sites: Mapping[str, Hospital] = field(default_factory=phantom.three_clinics)
     seed: int | None = None
 
     task: ClassVar[str] = "classification"
-    modality_names: ClassVar[tuple[str, ...]] = MODALITIES
 
     def __post_init__(self) -> None:
-        _check(self.shape, self.sites)
+        super().__post_init__()
         if len(self.label_names) < 2:
             raise ConfigError(
                 f"data.sites: all patients are of one class, {self.label_names[0]!r}; change low_grade or healthy"
@@ -130,30 +138,16 @@ class PhantomClasses:
     def label_names(self) -> tuple[str, ...]:
         """Grades that patients of these hospitals may have."""
         shares = [(h.healthy, h.low_grade, 1 - h.healthy - h.low_grade) for h in self.sites.values()]
-        return tuple(g for k, g in enumerate(GRADES) if any(each[k] > 1e-9 for each in shares))
+        return tuple(g for k, g in enumerate(phantom.GRADES) if any(each[k] > 1e-9 for each in shares))
 
-    def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
-        """Return the cases of every hospital, not drawn yet."""
-        seed = seed if self.seed is None else self.seed
-        return {name: [self._ref(name, i, seed) for i in range(h.cases)] for name, h in self.sites.items()}
-
-    def _ref(self, site: str, index: int, seed: int) -> CaseRef:
-        (x, y, z), hospital, grades = self.shape, self.sites[site], self.label_names
-
-        def read() -> Case:
-            where = (x, y, z)
-            return picture(hospital, site=site, index=index, seed=seed, shape=where, grades=grades, flat=self.flat)
-
-        true = grade(hospital, site=site, index=index, seed=seed)
-        return CaseRef(
-            site=site,
-            name=f"{site}-{index:03d}",
-            read=read,
-            volumes=lambda: {n: float(n == true) for n in grades},
-            group=true,
-            category=true,
-            modalities=len(MODALITIES),
+    def _drawn(self, hospital: Hospital, site: str, index: int, seed: int) -> Case:
+        x, y, z = self.shape
+        return phantom.picture(
+            hospital, site=site, index=index, seed=seed, shape=(x, y, z), grades=self.label_names, flat=self.flat
         )
+
+    def _volumes(self, grade: str, read: Callable[[], Case]) -> Mapping[str, float]:
+        return {name: float(name == grade) for name in self.label_names}
 
 
 class _Named:
@@ -234,13 +228,6 @@ class Counted(_Named):
             category=self.labels[index % len(self.labels)] if self.task == "classification" else "",
             modalities=len(self.modalities),
         )
-
-
-def _check(shape: tuple[int, ...], sites: Mapping[str, Hospital]) -> None:
-    if len(shape) != 3 or min(shape) < 24:
-        raise ConfigError(f"data.shape = {list(shape)}: a phantom has three sides of at least 24 voxels")
-    if not sites:
-        raise ConfigError("data.sites is empty: a federation needs at least one hospital")
 
 
 SOURCES: Mapping[str, type] = {
