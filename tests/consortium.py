@@ -295,7 +295,12 @@ class Recording(Inside):
 
 
 class Impatient(Recording):
-    """Ends where it would wait for sites to come back."""
+    """Ends where it would wait for sites to come back: nothing came since the last wait, or a site refused."""
+
+    heard = 0
 
     def wait(self, seconds):
-        raise Stop
+        new = self.left[self.heard :]
+        if not new or any("refused" in got or "error" in got for *_, got, _ in new):
+            raise Stop
+        self.heard = len(self.left)

@@ -17,7 +17,7 @@ from polysite.errors import RunError
 from polysite.metrics.membership import area
 from polysite.privacy import Private
 from polysite.report import audit_page as page
-from polysite.report.audit_page import AttackedModels, Protections, Surface
+from polysite.report.audit_page import Attacked, AttackedModels, Protections
 from polysite.site import Budget
 from polysite.training.inversion import Effort, Inverter, middle, under_noise
 from polysite.training.leaks import Membership, invert_patients, mean_scan, member_scores, membership_of
@@ -193,7 +193,7 @@ def test_runs_that_cannot_be_attacked_are_refused_in_one_sentence(run, tmp_path)
 def attacked(single, total, **about):
     """Findings with these losses' areas."""
     one, every = (Membership(area([(np.array(v), np.zeros(4))])) for v in (single, total))
-    surfaces = Surface("single replies", "", "", True, one), Surface("sum", "", "", True, every)
+    surfaces = Attacked("single replies", "", True, one), Attacked("sum", "", True, every)
     settings = {"secure": False, "unit": "", "epsilon": {}, "delta": 1e-5, "patients": {"a": 9, "b": 3}}
     return AttackedModels(surfaces, every, (), Protections(**{**settings, "summable": True, **about}), "")
 

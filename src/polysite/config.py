@@ -43,10 +43,7 @@ from polysite.training.settings import Train
 
 T = TypeVar("T")
 # what a class from outside of polysite must have
-CONTRACTS = {
-    "algorithms": ("init", "send", "local", "merge", "serve", "reply"),
-    "models": ("build", "task", "divisor"),
-}
+CONTRACTS = {"algorithms": ("init", "send", "local", "merge", "serve", "reply"), "models": ("build", "task", "divisor")}
 MAX_PHASES = 100  # after the first; each is built and checked as a study of its own
 
 
@@ -427,6 +424,16 @@ def _noted(line: str, note: str) -> list[str]:
     """Return the line with the note as a comment to its right, wrapped."""
     wrapped = textwrap.wrap(note, 84)
     return [f"{part:32}  # {words}" for part, words in zip_longest([line], wrapped, fillvalue="")] if note else [line]
+
+
+def plain(study: Study) -> dict[str, Any]:
+    """Return the whole study as parsed TOML.
+
+    >>> plain(Study(seed=3))["seed"]
+    3
+    """
+    found: dict[str, Any] = _plain(study)
+    return found
 
 
 def vary(study: Study, changes: Mapping[str, Any]) -> Study:

@@ -4,33 +4,21 @@ A run evaluates itself when it ends (``polysite.study``); the folder is the same
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from polysite import study
-from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data.case import SPLITS
 from polysite.data.files import Files
 from polysite.data.split import SiteSplit
-from polysite.engines.phases import Evaluate, examine
+from polysite.engines.phases import examine
 from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, DataError, RunError
-from polysite.evaluation_folder import EvaluationFolder
 from polysite.payload import SiteId
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The cases to examine, with the study that they belong to."""
-
-    study: Study
-    dealt: Mapping[SiteId, SiteSplit]
-    split: str
-    name: str  # of the evaluation
 
 
 def evaluate(
@@ -59,50 +47,42 @@ def evaluate(
     folder = study.open_finished(run)
     if not 0 <= tolerance < np.inf:
         raise ConfigError(f"the tolerance {tolerance} must be a distance, 0 or more")
-    subject = _subject(folder, split, on)
-    target = folder.path / "evaluation" / subject.name
+    chosen, dealt, name = _subject(folder, split, on)
+    split = split if on is None else "test"
+    target = folder.path / "evaluation" / name
     if target.exists() and not again:
         raise RunError(f"{target} exists already; --again examines once more and replaces it")
-    sites = study.build_sites(subject.study, subject.dealt, watch)
-    trained = sorted(s for s, splits in subject.dealt.items() if splits["train"])
-    known, models = study.models_of(folder, subject.study, trained, sites)
-    sent = models.payloads([s for s in known if sites[s].cases(subject.split)])
+    sites = study.build_sites(chosen, dealt, watch)
+    trained = sorted(s for s, splits in dealt.items() if splits["train"])
+    known, models = study.models_of(folder, chosen, trained, sites)
+    sent = models.payloads([s for s in known if sites[s].cases(split)])
 
-    def write(split: str, clusters: CaseClusters | None) -> EvaluationFolder:
-        return EvaluationFolder(
-            target,
-            subject.study,
-            split,
-            [study.POOLED] if subject.study.run.pooled else trained,
-            clusters,
-            dealt=subject.dealt,
-            sites=sites,
-            tolerance=tolerance,
-            pictures=pictures,
-            data=str(Path(on).resolve()) if on else "",
-        )
-
-    owners = [] if subject.study.run.pooled else [s for s in trained if s in known]
+    data = str(Path(on).resolve()) if on else ""
+    how = study.evaluation_of(chosen, dealt, sites, folder, name, tolerance, pictures=pictures, data=data)
+    owners = [] if chosen.run.pooled else [s for s in trained if s in known]
     served = models.phase.transport.serve(models.round, sent)
-    examine(models, sent, served, subject.split, Evaluate(write, tolerance), owners if others else None)
+    examine(models, sent, served, split, how, owners if others else None)
     return target
 
 
-def _subject(folder: RunFolder, split: str, on: Path | str | None) -> Subject:
-    """Return the cases of a split of the run's own data, or all cases of other data."""
+def _subject(folder: RunFolder, split: str, on: Path | str | None) -> tuple[Study, Mapping[SiteId, SiteSplit], str]:
+    """Return the study, the cases of the run's own data, or all cases of other data, and the name of the evaluation."""
     chosen = study.study_of(folder)
     if on is None and split not in SPLITS:
         raise ConfigError(f"there is no split {split!r}; choose {', '.join(SPLITS)}")
     dealt = study.dealt_as_trained(folder, chosen)
     if on is not None:
-        return _elsewhere(chosen, dealt, Path(on))
+        return chosen, *_elsewhere(chosen, dealt, Path(on))
     if not any(splits[split] for splits in dealt.values()):
         raise RunError(f"no case of {folder.path} is in the split {split!r}; choose another with --split")
-    return Subject(chosen, dealt, split, split)
+    return chosen, dealt, split
 
 
-def _elsewhere(chosen: Study, dealt: Mapping[SiteId, SiteSplit], path: Path) -> Subject:
-    """Return all cases of other data. Hospitals of the run keep their training cases, which may choose a model."""
+def _elsewhere(chosen: Study, dealt: Mapping[SiteId, SiteSplit], path: Path) -> tuple[Mapping[SiteId, SiteSplit], str]:
+    """Return all cases of other data as test cases, and a name for them.
+
+    Hospitals of the run keep their training cases, which may choose a model.
+    """
     mine = chosen.data
     plain = mine if isinstance(mine, Files) else Files(str(path))
     files = replace(
@@ -120,4 +100,4 @@ def _elsewhere(chosen: Study, dealt: Mapping[SiteId, SiteSplit], path: Path) -> 
         for site in (*dealt, *(s for s in others if s not in dealt))
     }
     name = file_name(path.stem if path.is_file() else path.resolve().name)
-    return Subject(chosen, joined, "test", f"on {name}" if name in SPLITS else name)
+    return joined, f"on {name}" if name in SPLITS else name

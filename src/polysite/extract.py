@@ -25,7 +25,6 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -62,6 +61,7 @@ from polysite.report.scans import upright_scan
 from polysite.spreadsheets import Writer
 from polysite.storage import draft_folder, vacant
 from polysite.study import deal_cases
+from polysite.study.cases import in_parallel
 
 Values = NDArray[np.float64]
 
@@ -135,8 +135,8 @@ class Clusters:
 
     @property
     def vectors(self) -> Values:
-        """Features with zeros for undefined values."""
-        return _filled(self.table)
+        """Features with zeros for undefined values, as in CFFT: a missing modality separates cases."""
+        return comparable(self.table.values)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -211,11 +211,7 @@ def run(
 
 
 def extract(
-    study: Study,
-    settings: Settings = PAPER,
-    label: str | None = None,
-    jobs: int | None = None,
-    watch: Watch = Watch(),
+    study: Study, settings: Settings = PAPER, label: str | None = None, jobs: int | None = None, watch: Watch = Watch()
 ) -> Table:
     """Return the features of all cases of a study, of the whole brain or of a label; ``jobs`` cases in parallel."""
     if isinstance(study.data, Files):
@@ -230,19 +226,20 @@ def extract(
             "prepare.normalise = 'padded' pads to it"
         )
     at_once = max(1, min(jobs or cores(), len(refs)))
-    one = _Extraction(study, settings, label, max(1, cores() // at_once), Cache(place()))
-    rows: list[Arrays] = []
-    with ThreadPoolExecutor(at_once) as pool:
-        queue = [pool.submit(one, ref) for ref in refs]
-        try:
-            for done, (ref, job) in enumerate(zip(refs, queue, strict=True), start=1):
-                rows.append(job.result())
-                watch.case(done, len(refs), f"{ref.site} · {ref.name}")
-        except BaseException as problem:
-            pool.shutdown(cancel_futures=True)
-            if isinstance(problem, DataError) and isinstance(data, Files):
-                raise DataError(f"{problem} ('polysite data check' lists all problems)") from problem
-            raise
+    threads, cache = max(1, cores() // at_once), Cache(place())
+    padded = study.prepare.normalise == "padded"
+    patch = study.train.patch if padded else [1] * study.dims
+    recipe = [asdict(study.prepare), list(patch), asdict(settings), label, data.modality_names]
+    how = ["radiomics", VERSION, version("monai"), *recipe]
+
+    def described(ref: CaseRef) -> Arrays:
+        known = cache.recall(ref, how)
+        if known is None:
+            known = _described(study, settings, label, threads, study.prepare.apply(ref.open(), patch))
+            cache.keep(ref, how, known)
+        return known
+
+    rows = in_parallel(described, refs, at_once, isinstance(data, Files), watch)
     names = tuple(ref.site for ref in refs), tuple(ref.name for ref in refs)
     values, shares = (np.stack([row[what] for row in rows]) for what in ("features", "shares"))
     return Table(data.modality_names, data.label_names, *names, values.reshape(len(rows), -1), shares)
@@ -259,50 +256,25 @@ def _all_cases(study: Study) -> list[CaseRef]:
     return [case for splits in deal_cases(study).values() for split in SPLITS for case in splits[split]]
 
 
-@dataclass(frozen=True, eq=False)
-class _Extraction:
-    """The extraction of one case, callable from any thread."""
-
-    study: Study
-    settings: Settings
-    label: str | None
-    threads: int
-    cache: Cache
-
-    @property
-    def modalities(self) -> tuple[str, ...]:
-        """Names of the modalities."""
-        return self.study.data.modality_names
-
-    def __call__(self, ref: CaseRef) -> Arrays:
-        padded = self.study.prepare.normalise == "padded"
-        patch = self.study.train.patch if padded else [1] * self.study.dims
-        recipe = [asdict(self.study.prepare), list(patch), asdict(self.settings), self.label, self.modalities]
-        how = ["radiomics", VERSION, version("monai"), *recipe]
-        known = self.cache.recall(ref, how)
-        if known is None:
-            known = self._of(self.study.prepare.apply(ref.open(), patch))
-            self.cache.keep(ref, how, known)
-        return known
-
-    def _of(self, case: Case) -> Arrays:
-        inside = self.study.prepare.brain(case.image, self.modalities)
-        if not inside.any():
-            raise DataError(f"case {case.name!r} of site {case.site!r}: every voxel of every modality is background")
-        names = self.study.data.label_names
-        region = inside if self.label is None else case.label[names.index(self.label)] > 0
-        table = np.full((len(case.image), len(NAMES)), np.nan)
-        for k, (modality, image) in enumerate(zip(self.modalities, case.image, strict=True)):
-            if np.ptp(image) and np.count_nonzero(region) > 1:
-                try:
-                    values = features(image, region, spacing=case.spacing, settings=self.settings, threads=self.threads)
-                except (ConfigError, DataError) as problem:
-                    who = f"case {case.name!r} of site {case.site!r}, {modality}"
-                    raise type(problem)(f"{who}: {problem}") from problem
-                table[k] = list(values.values())
-        whole = case.label.ndim > 1
-        shares = case.label.reshape(len(case.label), -1).sum(1) / inside.sum() if whole else case.label
-        return {"features": table, "shares": np.asarray(shares, np.float64)}
+def _described(study: Study, settings: Settings, label: str | None, threads: int, case: Case) -> Arrays:
+    """Return the features of a prepared case, and the shares of its labels."""
+    modalities, names = study.data.modality_names, study.data.label_names
+    inside = study.prepare.brain(case.image, modalities)
+    if not inside.any():
+        raise DataError(f"case {case.name!r} of site {case.site!r}: every voxel of every modality is background")
+    region = inside if label is None else case.label[names.index(label)] > 0
+    table = np.full((len(case.image), len(NAMES)), np.nan)
+    for k, (modality, image) in enumerate(zip(modalities, case.image, strict=True)):
+        if np.ptp(image) and np.count_nonzero(region) > 1:
+            try:
+                values = features(image, region, spacing=case.spacing, settings=settings, threads=threads)
+            except (ConfigError, DataError) as problem:
+                who = f"case {case.name!r} of site {case.site!r}, {modality}"
+                raise type(problem)(f"{who}: {problem}") from problem
+            table[k] = list(values.values())
+    whole = case.label.ndim > 1
+    shares = case.label.reshape(len(case.label), -1).sum(1) / inside.sum() if whole else case.label
+    return {"features": table, "shares": np.asarray(shares, np.float64)}
 
 
 def outliers(table: Table) -> tuple[Outlier, ...]:
@@ -324,7 +296,7 @@ def cluster(table: Table, settings: MixtureSettings = MixtureSettings(), repeats
     ``repeats`` further fits with other seeds, and as many to bootstrap samples, show how much the clusters vary.
     """
     some = table.only(np.flatnonzero(np.isfinite(table.values).any(1)))
-    vectors, sites = _filled(some), np.array(some.sites)
+    vectors, sites = comparable(some.values), np.array(some.sites)
     state = federated({site: vectors[sites == site] for site in dict.fromkeys(some.sites)}, settings)
     whole = pooled(vectors, settings)
     fitted, together = mixture_of(state), mixture_of(whole)
@@ -385,11 +357,6 @@ def _scan(study: Study, ref: CaseRef) -> Scan:
     axes = study.prepare.orientation or axes_of(raw)
     case = study.prepare.apply(raw, [1] * study.dims)
     return upright_scan(replace(case, label=np.zeros((1, *case.image.shape[1:]), np.uint8)), axes)
-
-
-def _filled(table: Table) -> Values:
-    """Return the features with zeros for undefined values, as in CFFT: a missing modality separates cases."""
-    return comparable(table.values)
 
 
 def _remarks(table: Table, label: str | None) -> Iterable[str]:

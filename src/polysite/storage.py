@@ -17,6 +17,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
+from polysite.buffers import Buffer
 from polysite.errors import RunError
 from polysite.foreign import parse_json
 from polysite.locks import held
@@ -63,7 +64,7 @@ def write_file(path: Path, fill: Callable[[Path], Any], *, sync: bool = True) ->
         raise
 
 
-def write_private(path: Path, content: bytes | str, *, sync: bool = True) -> None:
+def write_private(path: Path, content: Buffer | str, *, sync: bool = True) -> None:
     """Write a file that only its owner can read, at no moment with wider permissions."""
     data = content.encode() if isinstance(content, str) else content
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +22,7 @@ from polysite import machine
 from polysite.buffers import room
 
 Tree = Mapping[str, Any]
+T = TypeVar("T", int, str)
 
 STATISTICS = ("*running_mean", "*running_var")  # of batch normalisation: part of a model, but not trained
 
@@ -234,7 +235,9 @@ def squared_distances(trees: Sequence[Tree], exact: bool = False) -> NDArray[np.
     squares = np.maximum(lengths[:, None] + lengths - 2 * products, 0.0)
     np.fill_diagonal(squares, 0.0)
     near = np.triu(squares < (COARSE if coarse else CANCELLED) * (lengths[:, None] + lengths), 1)
-    for group in _groups(near):
+    for group in components(range(len(trees)), zip(*np.nonzero(near), strict=True)):
+        if len(group) == 1:
+            continue
         if coarse or len(group) < len(trees):
             again = squared_distances([trees[i] for i in group], exact=True)
         else:
@@ -391,15 +394,19 @@ def sums(leaves: Iterable[Any]) -> list[float]:
     return [float(x) for x in found]
 
 
-def _groups(linked: NDArray[np.bool_]) -> list[list[int]]:
-    """Return the connected components with more than one member of a graph, given as a matrix of links."""
-    group = {i: {i} for i in range(len(linked))}
-    for i, j in zip(*np.nonzero(linked), strict=True):
-        if group[i] is not group[j]:
-            group[i] |= group[j]
-            for member in group[j]:
-                group[member] = group[i]
-    return [sorted(members) for members in {id(g): g for g in group.values()}.values() if len(members) > 1]
+def components(members: Iterable[T], links: Iterable[tuple[T, T]]) -> tuple[tuple[T, ...], ...]:
+    """Return the connected components of a graph, sorted.
+
+    >>> components("abcd", [("a", "c"), ("d", "c")])
+    (('a', 'c', 'd'), ('b',))
+    """
+    group = {member: {member} for member in members}
+    for one, other in links:
+        if group[one] is not group[other]:
+            group[one] |= group[other]
+            for member in group[other]:
+                group[member] = group[one]
+    return tuple(sorted({tuple(sorted(each)) for each in group.values()}))
 
 
 def flat(a: Tree) -> Any:

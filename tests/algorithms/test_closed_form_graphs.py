@@ -13,10 +13,11 @@ from polysite import tree
 from polysite.algorithms.base import facts
 from polysite.algorithms.ifca import State as Clusters
 from polysite.cluster.directions import direction_groups
-from polysite.cluster.fusion import components, lasso_mixture, nearest_edges, scad_share
+from polysite.cluster.fusion import lasso_mixture, nearest_edges, scad_share
 from polysite.errors import ConfigError, DataError
 from polysite.payload import Payload
 from polysite.site import CaseScore
+from polysite.tree import components
 from quadratic import ETA, Q0, A, B, K, N, Quadratic, R, bed, play
 from table import START, same
 from table import sites as two_part_sites

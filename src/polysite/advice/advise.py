@@ -24,7 +24,7 @@ from polysite.advice.deliver import Delivered, inner_models, steps_of, steps_spe
 from polysite.advice.personal import Trainings, alpha_of, choose, ranks
 from polysite.advice.result import MODELS, Advice, exceptions, file_of, plain
 from polysite.advice.stages import comparing
-from polysite.advice.tournament import Played, Runs
+from polysite.advice.tournament import STRATEGIES, Played, Runs
 from polysite.benchmark.budget import equalise
 from polysite.benchmark.jobs import Step, silent
 from polysite.benchmark.workers import kept
@@ -63,7 +63,7 @@ def advise(
     runs = Runs(out, inner, parallel, step)
     base, dealt, verdict, listed, most = _begun(base, runs, trainings, only)
     step(f"{len(listed)} strategies on {inner} inner folds", 0)
-    trained = Trainings(runs.race({START: base, **_equal(listed)}, REFERENCE, (START,), hopeful), runs)
+    trained = Trainings(_race({START: base, **_equal(listed)}, runs), runs)
     listed += [_own(name, trained.one[name].study) for name in trained.own(REFERENCE)]
     compared, chosen = _for_all(trained, listed)
     choices, used = choose(trained, chosen.name, _families(listed))
@@ -142,6 +142,17 @@ def _equal(listed: Sequence[Contender]) -> dict[str, Study]:
         **equalise({c.name: c.study for c in listed if c.name not in alike or c.name == REFERENCE}, REFERENCE, "steps"),
         **alike,
     }
+
+
+def _race(studies: Mapping[str, Study], runs: Runs) -> dict[str, Played]:
+    """Train strategies on inner folds, on all but the first one only those that are hopeful after it."""
+    first = runs.play(studies, STRATEGIES, folds=[0], reference=REFERENCE)
+    whole = {REFERENCE, START}
+    alive = {n: studies[n] for n, one in first.items() if n in whole or hopeful(one, first[REFERENCE])}
+    for name in (name for name in first if name not in alive):
+        runs.step(f"{name} ends after the first inner fold: it gained at no hospital", 0)
+    played = runs.play(alive, STRATEGIES, reference=REFERENCE)
+    return {n: played.get(n, one) for n, one in first.items() if n in played or n not in alive}
 
 
 def _for_all(trained: Trainings, listed: Sequence[Contender]) -> tuple[list[Comparison], Contender]:

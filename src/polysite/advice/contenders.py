@@ -7,7 +7,6 @@ one model for all hospitals; in the last phase they fine-tune it for each group 
 phase, too. So strategies differ only in who trains together, and the first phase is trained once.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -77,7 +76,7 @@ def last_phase(shared: Study, algorithm: Mapping[str, Any] | None = None) -> dic
 
 
 def _proposed(strategy: Strategy, base: Study) -> Contender:
-    mine = tomllib.loads(config.dump(base))["algorithm"]
+    mine = config.plain(base)["algorithm"]
     given = trained_by(strategy.changes["algorithm"], mine)
     grouped = given["name"] == "clustered"
     changes = {
@@ -133,7 +132,7 @@ def unselected(study: Study) -> Study:
 
     So the scores of the validation cases are those of cases that nothing was chosen by.
     """
-    plain = tomllib.loads(config.dump(study))
+    plain = config.plain(study)
     then = [_last(phase) for phase in plain.get("then", ())]
     return config.vary(study, {"run": _last(plain)["run"], **({"then": then} if then else {})})
 

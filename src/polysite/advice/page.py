@@ -94,8 +94,7 @@ def _sites(found: Advice) -> Picture:
 
 
 def _compared(found: Advice) -> Picture:
-    titles = {c.name: c.title for c in found.contenders}
-    rows = [(titles[c.name], c.gain, c.better) for c in found.compared]
+    rows = [(found.named[c.name].title, c.gain, c.better) for c in found.compared]
     caption = "Gain over one model for all with the same settings, with 95 % intervals. Blue: shown to be better."
     return Picture("", draw(_forest(rows)), caption, name="strategies")
 

@@ -6,7 +6,6 @@ training confirms. Beside own models, which cost little, at most one more strate
 highest expected gain over all cases.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -150,7 +149,7 @@ def beginning(strategy: str) -> str:
 
 def with_own(shared: Study, alphas: Mapping[str, float]) -> Study:
     """Return a study with one more phase in which hospitals train models of their own, with given shares of them."""
-    before = tomllib.loads(config.dump(shared)).get("then", [])
+    before = config.plain(shared).get("then", [])
     return config.vary(shared, {"then": [*before, last_phase(shared, {"name": "interpolated", "fixed": dict(alphas)})]})
 
 

@@ -40,6 +40,11 @@ class Advice:
     spent: float | None  # whole trainings of FedAvg that all stages took; None without a budget
 
     @property
+    def named(self) -> dict[str, Contender]:
+        """The strategies by name."""
+        return {c.name: c for c in self.contenders}
+
+    @property
     def given(self) -> Played:
         """FedAvg as the study has it."""
         return self.played[START]
@@ -93,8 +98,7 @@ class Advice:
             return "own"
         if self.chosen.name != REFERENCE:
             return self.chosen.family
-        families = {c.name: c.family for c in self.contenders}
-        found = [families[c.name] for c in self.hospitals.values() if c.name]
+        found = [self.named[c.name].family for c in self.hospitals.values() if c.name]
         return max(found, key=found.count, default="one model")
 
     def _single(self) -> set[str]:

@@ -28,11 +28,10 @@ def decision(found: Advice) -> str:
 
 def _exceptions(found: Advice) -> list[str]:
     """Return a sentence for every strategy that only some hospitals should use."""
-    titles = {c.name: c.title for c in found.contenders}
     said = []
     for strategy in found.studies:
         sites = [site for site, used in found.strategies.items() if used == strategy]
-        what = f"another strategy: {titles[strategy]}"
+        what = f"another strategy: {found.named[strategy].title}"
         if alpha_of(strategy):
             what = "models of their own" if len(sites) > 1 else "a model of its own"
         elif strategy == REFERENCE:
@@ -128,22 +127,22 @@ def _tried(choice: Choice) -> tuple[Cell, Cell, Cell]:
 
 def _used(found: Advice, site: str) -> str:
     """Return in words what a hospital uses."""
-    share, families = found.alphas.get(site), {c.name: c.family for c in found.contenders}
+    share = found.alphas.get(site)
     if share:
         return "its own" if share == 1 else f"{share:.0%} its own"
     used = found.hospitals[site].name or found.chosen.name
     words = {"groups": "of its group", "patients": "of the patient's cluster", "alone": "its own"}
-    return words.get(families[used], "shared" if families[used] in ("one model", "own") else used)
+    family = found.named[used].family
+    return words.get(family, "shared" if family in ("one model", "own") else used)
 
 
 def strategies(found: Advice) -> Grid:
     """Return all strategies against one model for all, the best first."""
-    by_name = {c.name: c for c in found.contenders}
     lines = []
     for each in found.compared:
         score = number(found.played[each.name].mean if _whole(found, each.name) else None)
         cells = (score, _gain(each.gain), _p(each.p), name(verdict(each)))
-        lines.append(Line((name(cut(by_name[each.name].title, WIDE)), *cells)))
+        lines.append(Line((name(cut(found.named[each.name].title, WIDE)), *cells)))
     score = number(found.played[REFERENCE].mean)
     lines.append(Line((name("One model for all hospitals"), score, name("–"), name("–"), name("reference"))))
     note = (
@@ -162,13 +161,12 @@ def strategies(found: Advice) -> Grid:
 
 def by_hospital(found: Advice) -> Grid:
     """Return the gain of every strategy over one model for all, hospital by hospital."""
-    titles = {c.name: c.title for c in found.contenders}
     lines = []
     for site, score in found.played[REFERENCE].by_site().items():
         gains = [c.sites[site].mean if site in c.sites else None for c in found.compared]
         cells = (name("–") if gain is None else Cell(f"{gain:+.3f}", gain) for gain in gains)
         lines.append(Line((name(site), number(score), *cells)))
-    known = "; ".join(f"{c.name}: {cut(titles[c.name], WIDE)}" for c in found.compared)
+    known = "; ".join(f"{c.name}: {cut(found.named[c.name].title, WIDE)}" for c in found.compared)
     head = ("hospital", "one model", *(c.name for c in found.compared))
     return Grid("by-hospital", "Gain of every strategy, by hospital", head, tuple(lines), f"{known}.")
 

@@ -4,12 +4,12 @@ Each inner fold is left out once: the models of that run have not seen its cases
 (``contenders.unselected``). So every case has a score by a model that does not know it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from polysite.advice.contenders import unselected
-from polysite.benchmark.jobs import Job, Step, check, inner_job, refuse_too_large, silent
+from polysite.benchmark.jobs import Job, Step, inner_job, prepare, silent, why_failed
 from polysite.benchmark.workers import work
 from polysite.config import Study
 from polysite.engines.run_folder import RunFolder
@@ -59,32 +59,6 @@ class Runs:
     parallel: int | None = None
     step: Step = silent
 
-    def race(
-        self,
-        studies: Mapping[str, Study],
-        reference: str,
-        kept: Collection[str],
-        hopeful: Callable[[Played, Played], bool],
-    ) -> dict[str, Played]:
-        """Train studies like ``play``, but on the other inner folds only those that are hopeful after the first one.
-
-        Args:
-            studies: The studies by name.
-            reference: The study that the others are compared with.
-            kept: Studies that are trained on all folds, with the reference.
-            hopeful: Returns whether a study goes on, by its scores in the first fold and those of the reference.
-
-        Raises:
-            RunError: The reference failed, or all others.
-        """
-        first = self.play(studies, STRATEGIES, folds=[0], reference=reference)
-        whole = {reference, *kept}
-        alive = {n: studies[n] for n, one in first.items() if n in whole or hopeful(one, first[reference])}
-        for name in (name for name in first if name not in alive):
-            self.step(f"{name} ends after the first inner fold: it gained at no hospital", 0)
-        played = self.play(alive, STRATEGIES, reference=reference)
-        return {n: played.get(n, one) for n, one in first.items() if n in played or n not in alive}
-
     def play(
         self,
         studies: Mapping[str, Study],
@@ -108,13 +82,10 @@ class Runs:
         root, listed = self.folder / place, folds or range(self.inner)
         jobs = {n: [inner_job(root, n, unselected(s), self.inner, k) for k in listed] for n, s in studies.items()}
         every = [job for mine in jobs.values() for job in mine]
-        check(every)
-        refuse_too_large(every, root)
-        for job in every:
-            job.write()
+        prepare(every, root)
         self.step(f"{len(every)} runs", 0)
         failed = work([*before, *every], self.parallel, self.step)
-        lost = {name: next((failed[j.title] for j in mine if j.title in failed), "") for name, mine in jobs.items()}
+        lost = why_failed(jobs, failed)
         if reference and lost[reference]:
             raise RunError(f"{reference} failed, which all others are compared with: {lost[reference]}")
         if all(lost.values()):

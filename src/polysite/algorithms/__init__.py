@@ -8,7 +8,6 @@ from importlib import import_module
 from inspect import getdoc
 from typing import Any
 
-from polysite.algorithms.base import facts
 from polysite.errors import ConfigError, nearest
 
 ALGORITHMS = {
@@ -107,6 +106,8 @@ def docstring(algorithm: Any) -> str:
 
 def traits(algorithm: Any) -> str:
     """Return what an algorithm requires and offers, one line each."""
+    from polysite.algorithms.base import facts
+
     known = facts(algorithm)
     each, sgd, strangers = known.needs == "each", known.plain_sgd, known.strangers
     lines = (
@@ -119,6 +120,8 @@ def traits(algorithm: Any) -> str:
 
 def describe() -> Iterator[tuple[str, str, str, str]]:
     """Yield every algorithm, with its default hyper-parameters, as (name, paper, summary, needs)."""
+    from polysite.algorithms.base import facts
+
     for name in sorted(ALGORITHMS):
         algorithm = find(name, ALGORITHMS, "algorithm")
         first, _, rest = docstring(algorithm).partition("\n")

@@ -32,12 +32,16 @@ class _ByCost(OneModel):
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "size": "count", "cost": "cost"}
     facts: ClassVar[Facts] = Facts(cost_split="validation", shared_model=True)
+    number: ClassVar[str] = "size"  # field of a reply with the number of cases
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         return State(params)
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return _answer(got, site), memory
+        fit = site.fit(got["model"])
+        scores = site.score(fit.params, site.cases("validation") or site.cases("train"))
+        cost = 1 - fmean(s.mean for s in scores.values())
+        return Payload(model=fit.params, cost=max(cost, 0.0), **{self.number: site.size}), memory
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,8 @@ class FedPIDAvg(_ByCost):
         costs = self._costs(state, replies)
         fall = {i: max(0.0, c[-2] - c[-1]) if len(c) > 1 else 0.0 for i, c in costs.items()}
         history = {i: sum(c) if len(c) > 1 else 0.0 for i, c in costs.items()}
-        return _blend(replies, (self.alpha, _size(replies)), (self.beta, fall), (self.gamma, history))
+        sizes = {i: p["size"] for i, p in replies.items()}
+        return _blend(replies, (self.alpha, sizes), (self.beta, fall), (self.gamma, history))
 
     def _costs(self, state: State, replies: Mapping[SiteId, Payload]) -> Costs:
         before = (1.0,) * (self.window - 1) if self.start == "ones" else ()
@@ -138,12 +143,10 @@ class TopK(_ByCost):
     keep: int = 3
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "weight": "count", "cost": "cost"}
+    number: ClassVar[str] = "weight"
 
     def __post_init__(self) -> None:
         within(self, keep=(1, INF))
-
-    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-        return _answer(got, site, "weight"), memory
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(average({i: replies[i] for i in self._best(replies)}))
@@ -157,22 +160,10 @@ class TopK(_ByCost):
         return sorted(sorted(replies), key=lambda i: replies[i]["cost"])[: self.keep]  # ties: by name
 
 
-def _answer(got: Payload, site: Site, size: str = "size") -> Payload:
-    """Train, and reply the model with its cost and the number of cases."""
-    fit = site.fit(got["model"])
-    scores = site.score(fit.params, site.cases("validation") or site.cases("train"))
-    cost = 1 - fmean(s.mean for s in scores.values())
-    return Payload(model=fit.params, cost=max(cost, 0.0), **{size: site.size})
-
-
 def _remember(costs: Costs, replies: Mapping[SiteId, Payload], window: int) -> Costs:
     """Return the last costs of every site; those of an absent site stay."""
     new = {**costs, **{i: (*costs.get(i, ()), p["cost"])[-window:] for i, p in replies.items()}}
     return {i: new[i] for i in sorted(new)}
-
-
-def _size(replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
-    return {i: p["size"] for i, p in replies.items()}
 
 
 def _blend(replies: Mapping[SiteId, Payload], *terms: tuple[float, Mapping[SiteId, float]]) -> dict[SiteId, float]:

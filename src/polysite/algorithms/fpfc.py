@@ -36,7 +36,7 @@ from polysite import tree
 from polysite.algorithms.average import serve_received
 from polysite.algorithms.base import INF, TINY, Facts, Kind, in_rounds, within
 from polysite.algorithms.partial_models import parted, refuse_unknown
-from polysite.cluster.fusion import components, scad_share
+from polysite.cluster.fusion import scad_share
 from polysite.errors import ConfigError
 from polysite.payload import Payload, SiteId
 from polysite.site import Objective, Site, Tilt
@@ -203,7 +203,7 @@ class Fpfc:
         if not state.lengths:  # no reply yet: all are alike
             return (tuple(state.models),)
         linked = [pair for pair, (_, gap) in zip(pairs, state.lengths, strict=True) if gap <= self.nu * unit]
-        return components(state.models, linked)
+        return tree.components(state.models, linked)
 
 
 def refuse_too_many(own: Tree, whole: Tree, sites: int, most: float) -> None:

@@ -109,7 +109,8 @@ def audit(
     """
     study = config.whole(study)
     what = what or ("modality" if settings.decoder == "paper" else "all")
-    target, kinds, channels = _target(out), _kinds(study, what), _channels(study, modality)
+    target = vacant(Path(out) if out else RunFolder.fresh(Path("audits"), "audit"), "audit")
+    kinds, channels = _kinds(study, what), _channels(study, modality)
     dealt = _each(studies.deal_cases(study), _kept)
     listed, done = _listed(dealt), count(1)
     total = 2 * len(listed) + len(kinds)
@@ -136,10 +137,6 @@ def audit(
 
 
 # Arguments.
-
-
-def _target(out: Path | str | None) -> Path:
-    return vacant(Path(out) if out else RunFolder.fresh(Path("audits"), "audit"), "audit")
 
 
 def _kinds(study: Study, what: str) -> tuple[str, ...]:
@@ -228,18 +225,13 @@ def _rows(listed: Listed, volumes: np.ndarray, modalities: Sequence[str]) -> Row
     acquired = [bool(np.all([modality.any() for modality in volume])) for volume in volumes]
     rows = {split: [k for k, (_, own, _) in enumerate(listed) if own == split and acquired[k]] for split in SPLITS}
     if any(len(rows[split]) < least for split, least in MIN_CASES.items()):
-        wanted, present = (
-            ", ".join(f"{n} {split}" for split, n in each.items()) for each in (MIN_CASES, _counts(rows))
-        )
+        wanted = ", ".join(f"{n} {split}" for split, n in MIN_CASES.items())
+        present = ", ".join(f"{len(own)} {split}" for split, own in rows.items())
         raise DataError(
             f"an attack takes at least {wanted} cases with {' and '.join(modalities)}, and there are {present}; add "
             "cases, or change split.validation and split.test"
         )
     return rows
-
-
-def _counts(rows: Rows) -> dict[str, int]:
-    return {split: len(own) for split, own in rows.items()}
 
 
 # Their numbers.
@@ -332,7 +324,7 @@ def _finding(kind: str, study: Study, outcome: Outcome, shape: tuple[int, ...], 
 def _about(study: Study, rows: Rows, channels: Sequence[int], settings: Settings) -> dict[str, Any]:
     names = [study.data.modality_names[k] for k in channels]
     return {
-        "cases": _counts(rows),
+        "cases": {split: len(own) for split, own in rows.items()},
         "modalities": names,
         "noise": NOISE,
         "gain": GAIN,

@@ -32,7 +32,7 @@ from polysite.errors import ConfigError, RunError
 from polysite.payload import SiteId
 from polysite.privacy import Private
 from polysite.report import audit_page
-from polysite.report.audit_page import AttackedModels, Audit, Inverted, Protections, Surface
+from polysite.report.audit_page import Attacked, AttackedModels, Audit, Protections
 from polysite.storage import vacant
 from polysite.training.inversion import Effort, Inverter
 from polysite.training.leaks import (
@@ -140,14 +140,14 @@ def _attack(
     for name, words, seen, who, models, references in plans:
         watch.case(next(done), total, f"who was trained on, by {words}")
         found = membership_of(*member_scores(sites, models, references, patients, others))
-        surfaces.append(Surface(name, words, who, seen, found))
+        surfaces.append(Attacked(name, words, seen, found, who))
     watch.case(next(done), total, "the untrained network")
     control = membership_of(*member_scores(sites, dict.fromkeys(replied, start), {}, patients, others))
-    inverted: list[Inverted] = []
+    inverted: list[Attacked[Rebuilt]] = []
     if images:
         for name, words, seen, rebuilt in _inversions(chosen, sites, sent, replied, mean, protections, effort, others):
             watch.case(next(done), total, f"images from {words}")
-            inverted.append(Inverted(name, words, seen, rebuilt))
+            inverted.append(Attacked(name, words, seen, rebuilt))
     return AttackedModels(tuple(surfaces), control, tuple(inverted), protections, _exactness(replayed))
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 from polysite import config
+from polysite.benchmark.axes import points
 from polysite.errors import ConfigError
 
 Values = Mapping[str, Any]  # dotted key of a study -> value
@@ -37,10 +37,10 @@ class Tuning:
         """Cost of a run with its trials, one of which goes on, in runs without."""
         return 1 + self.share * (len(self.trials(None)) - 1)
 
-    def trials(self, own: Mapping[str, Sequence[Any]] | None) -> list[Values]:
+    def trials(self, own: Mapping[str, Sequence[Any]] | None) -> Sequence[Values]:
         """Return the settings that a method tries: its own ones, or those of all methods."""
         grid = config.flat(own) if own else self.settings
-        return [dict(zip(grid, point, strict=True)) for point in product(*grid.values())]
+        return points(grid)
 
     def check(self, methods: Mapping[str, Mapping[str, Any]]) -> None:
         """Refuse methods that would try more or fewer settings than the others."""

@@ -1,6 +1,5 @@
 """The runs of a benchmark as studies, and everything that is checked before the first one trains."""
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -149,7 +148,7 @@ def variants(bench: Bench, overrides: Mapping[str, str], federation: NamedFedera
 
 def _near(key: str, among: Iterable[Study]) -> str:
     """Return a hint for a key that none of the studies has: the nearest name in its section, or all names there."""
-    known = {tuple(k.rpartition(".")[::2]) for each in among for k in config.flat(tomllib.loads(config.dump(each)))}
+    known = {tuple(k.rpartition(".")[::2]) for each in among for k in config.flat(config.plain(each))}
     section, last = key.rpartition(".")[::2]
     names = {name for at, name in known if at == section}
     if not names:
@@ -291,28 +290,26 @@ def _advised(chosen: Study, method: Mapping[str, Any], distances: Mapping[str, A
 
 def settings(out: Path, bench: Bench, overrides: Mapping[str, str]) -> str:
     """Return bench.toml, with the methods of earlier calls; refuse a folder that was begun with other settings."""
-    asked = {
+    asked: dict[str, Any] = {
         "name": bench.name, "study": bench.study, "methods": bench.methods, "seeds": list(bench.seeds),
         "folds": bench.folds, "set": dict(overrides), "budget": bench.budget,
+        "federations": [{"title": f.title, **f.study} for f in bench.federations], "sweep": bench.sweep,
+        "tuning": bench.tuning.plain() if bench.tuning else {},
+        "ensembles": {n: {**asdict(e), "of": list(e.of)} for n, e in bench.ensembles.items()},
     }  # fmt: skip
-    asked |= {"federations": [{"title": f.title, **f.study} for f in bench.federations]} if bench.federations else {}
-    asked |= {"sweep": bench.sweep} if bench.sweep else {}
-    asked |= {"tuning": bench.tuning.plain()} if bench.tuning else {}
-    mixed = {n: {**asdict(e), "of": list(e.of)} for n, e in bench.ensembles.items()}
+    absent: dict[str, Any] = {"federations": [], "sweep": {}, "tuning": {}, "ensembles": {}}
     file = out / "bench.toml"
-    if not file.exists():
-        return tomli_w.dumps({**asked, "ensembles": mixed} if mixed else asked)
-    before = {"budget": "rounds", **read_toml(file)}  # older folders name no budget
-    keys = [*asked, *(k for k in ("federations", "sweep", "tuning") if k in before and k not in asked)]
-    odd = [k for k in keys if k != "methods" and before.get(k) != asked.get(k)]
-    known = before["methods"]
-    odd += [f"method {n}" for n, m in bench.methods.items() if n in known and known[n] != m]
-    made = before.get("ensembles", {})
-    odd += [f"ensemble {n}" for n, e in mixed.items() if n in made and made[n] not in (e, {**e, "weights": "equal"})]
+    before = {"budget": "rounds", **absent, **read_toml(file)} if file.exists() else asked  # older ones name no budget
+    several = ("methods", "ensembles")
+    odd = [key for key, value in asked.items() if key not in several and before.get(key) != value]
+    for key in several:
+        known = before[key]
+        equal = {n: (each, {**each, "weights": "equal"}) for n, each in asked[key].items()}  # as 0.1.0 wrote it
+        odd += [f"{key[:-1]} {n}" for n, same in equal.items() if n in known and known[n] not in same]
+        asked[key] = {**known, **asked[key]}
     if odd:
         raise RunError(f"{out} was begun with other settings ({odd[0]}); choose another --out, or remove it")
-    mixed = {**made, **mixed}
-    return tomli_w.dumps({**asked, "methods": {**known, **bench.methods}, **({"ensembles": mixed} if mixed else {})})
+    return tomli_w.dumps({key: value for key, value in asked.items() if value or key not in absent})
 
 
 def check(work: Sequence[Job], distance: bool = False) -> tuple[str, ...]:
@@ -396,7 +393,14 @@ def refuse_too_large(work: Sequence[Job], out: Path) -> None:
         key = (chosen.model, chosen.train, chosen.data.task)
         if key not in steps:
             steps[key] = step_bytes(chosen, study.build_module(chosen))
-            _refuse_memory(job, steps[key].total)
+            needed, (device, memory) = steps[key].total, device_memory(chosen)
+            if needed > memory.total:
+                patch = " x ".join(map(str, chosen.train.patch))
+                raise ConfigError(
+                    f"{job.title}: a training step with {chosen.train.batch} patches of {patch} takes at least "
+                    f"{gigabytes(needed)} of memory, and {device} has {gigabytes(memory.total)}; choose a smaller "
+                    "train.batch or train.patch"
+                )
         model = steps[key].model
         stored += 0 if job.run.exists() else folder_bytes(chosen, model, model)
     free = free_disk(out)
@@ -407,15 +411,17 @@ def refuse_too_large(work: Sequence[Job], out: Path) -> None:
         )
 
 
-def _refuse_memory(job: Job, needed: int) -> None:
-    device, memory = device_memory(job.study)
-    if needed > memory.total:
-        train = job.study.train
-        patch = " x ".join(map(str, train.patch))
-        raise ConfigError(
-            f"{job.title}: a training step with {train.batch} patches of {patch} takes at least {gigabytes(needed)} "
-            f"of memory, and {device} has {gigabytes(memory.total)}; choose a smaller train.batch or train.patch"
-        )
+def prepare(work: Sequence[Job], out: Path) -> None:
+    """Write the studies of runs that start from nothing but them; refuse those that do not fit their data or disk."""
+    check(work)
+    refuse_too_large(work, out)
+    for job in work:
+        job.write()
+
+
+def why_failed(work: Mapping[str, Sequence[Job]], failed: Mapping[str, str]) -> dict[str, str]:
+    """Return the first reason for which a run of every name failed; empty if there is none."""
+    return {name: next((failed[j.title] for j in jobs if j.title in failed), "") for name, jobs in work.items()}
 
 
 def fits(job: Job, dealt: Mapping[str, SiteSplit]) -> None:

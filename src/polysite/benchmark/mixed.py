@@ -1,15 +1,14 @@
 """Ensembles of a benchmark: of the inner folds of a method, or of several methods, in every fold and with every seed.
 
-They are made of finished runs when these have ended, in this process, and compared like methods.
+They are made of finished runs when these have ended (``run.py``), in that process, and compared like methods.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from polysite import config, ensembles
-from polysite.errors import ConfigError, PolysiteError, nearest
+from polysite import config
+from polysite.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,3 @@ def inner_folds(found: Mapping[str, EnsembleOf], methods: Mapping[str, Mapping[s
         for k, member in enumerate(each.members(name))
         if each.folds
     }
-
-
-def make(runs: Sequence[Path], out: Path) -> str:
-    """Make an ensemble of finished runs, or finish the one in the folder; return why it failed, or an empty text."""
-    try:
-        ensembles.made_ensemble(runs, out)
-    except PolysiteError as problem:
-        return str(problem)
-    return ""

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from polysite import config
-from polysite.benchmark import cluster, mixed
+from polysite import config, ensembles
+from polysite.benchmark import cluster
 from polysite.benchmark.bench import Bench
 from polysite.benchmark.jobs import Job, Step, assess_federations, check, jobs, refuse_too_large, settings, silent
 from polysite.benchmark.trials import Chosen, Trials
 from polysite.benchmark.workers import work
 from polysite.engines.run_folder import RunFolder, file_name
-from polysite.errors import ConfigError, nearest
+from polysite.errors import ConfigError, PolysiteError, nearest
 from polysite.report import axes_page
 from polysite.report.axes import FederationResult, distances, regrouped
 from polysite.report.grid import Grid
@@ -118,11 +118,11 @@ def _ensembles(
                 failed[job.title] = "a member of it failed"
                 continue
             step(f"{job.title}: made of {len(members)} runs", 0)
-            problem = mixed.make(ready, job.run)
-            if problem:
-                failed[job.title] = problem
-            else:
+            try:
+                ensembles.made_ensemble(ready, job.run)
                 runs.append(read(job.run, name))
+            except PolysiteError as problem:
+                failed[job.title] = str(problem)
         if len(runs) == len(bench.places):
             made.append(Method(name, tuple(runs)))
     return made

@@ -42,7 +42,7 @@ class Trials:
         self.tuning, self.jobs = tuning, jobs
         self._before = {job: job.first(other for other in jobs if other is not job) for job in jobs}
         self._tried = {
-            job: [_Trial.of(job, values, tuning.share) for values in tuning.trials(methods[job.method].get("tuning"))]
+            job: [_trial(job, values, tuning.share) for values in tuning.trials(methods[job.method].get("tuning"))]
             for job, before in self._before.items()
             if before is None
         }
@@ -50,7 +50,7 @@ class Trials:
     def decided(self) -> list[Job]:
         """Return all runs, those whose trials ended before with the settings that were chosen."""
         found = {job: _read(job) for job in self._tried}
-        best = {job: _best(self._tried[job], scores).values for job, scores in found.items() if scores}
+        best = {job: _best(self._tried[job], scores)[1] for job, scores in found.items() if scores}
         return self._with(best)
 
     def run(self, train: Callable[[Sequence[Job]], Mapping[str, str]], step: Step) -> Chosen:
@@ -60,7 +60,7 @@ class Trials:
             train: Runs jobs; returns the failed ones with the reason.
             step: Reports progress.
         """
-        todo = [trial.job for job, trials in self._tried.items() if not _file(job).exists() for trial in trials]
+        todo = [trial for job, trials in self._tried.items() if not _file(job).exists() for trial, _ in trials]
         for job, trials in self._tried.items():
             if _file(job).exists():
                 step(f"{job.title}: its settings were chosen before", len(trials))
@@ -76,7 +76,7 @@ class Trials:
             if scores:
                 best[job] = _take_over(job, _best(trials, scores))
             else:
-                failed[job.title] = next(lost[trial.job.title] for trial in trials)
+                failed[job.title] = next(lost[trial.title] for trial, _ in trials)
         for job, before in self._before.items():
             if before is not None:
                 step(f"{job.title}: takes over the settings of {before.method}", len(self.tuning.trials(None)))
@@ -88,35 +88,32 @@ class Trials:
         return [_varied(job, best.get(self._before[job] or job, {})) for job in self.jobs]
 
 
-@dataclass(frozen=True)
-class _Trial:
-    job: Job
-    values: Values
+Trial = tuple[Job, Values]  # a short run, and the settings that it tries
 
-    @classmethod
-    def of(cls, job: Job, values: Values, share: float) -> "_Trial":
-        """Return the trial of some settings for a job."""
-        name = f"{job.method}, {words(values)}"
-        trial = replace(_varied(job, values), method=name, root=job.root / "tuning", evaluate=False)
-        return cls(trial.paused(share), values)
+
+def _trial(job: Job, values: Values, share: float) -> Trial:
+    name = f"{job.method}, {words(values)}"
+    trial = replace(_varied(job, values), method=name, root=job.root / "tuning", evaluate=False)
+    return trial.paused(share), values
 
 
 def _varied(job: Job, values: Values) -> Job:
     return replace(job, study=config.vary(job.study, config.nested(values))) if values else job
 
 
-def _best(trials: Sequence[_Trial], scores: Sequence[float | None]) -> _Trial:
+def _best(trials: Sequence[Trial], scores: Sequence[float | None]) -> Trial:
     """Return the first trial with the highest score."""
     pairs = zip(trials, scores, strict=True)
     return max(pairs, key=lambda pair: -1.0 if pair[1] is None else pair[1])[0]
 
 
-def _take_over(job: Job, trial: _Trial) -> Values:
+def _take_over(job: Job, best: Trial) -> Values:
     """Make the run of a trial that of its job, unless it is already; return the settings."""
-    if trial.job.run.exists() and not job.run.exists():
+    trial, values = best
+    if trial.run.exists() and not job.run.exists():
         job.run.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(trial.job.run, job.run)
-    return trial.values
+        shutil.move(trial.run, job.run)
+    return values
 
 
 def _file(job: Job) -> Path:
@@ -131,12 +128,12 @@ def _read(job: Job) -> list[float | None]:
     return found
 
 
-def _write(job: Job, trials: Sequence[_Trial], lost: Mapping[str, str]) -> list[float | None]:
+def _write(job: Job, trials: Sequence[Trial], lost: Mapping[str, str]) -> list[float | None]:
     """Write and return the score of every trial, None for one that failed; write nothing if all have failed."""
-    scores = [None if trial.job.title in lost else _mean(trial.job) for trial in trials]
+    scores = [None if trial.title in lost else _mean(trial) for trial, _ in trials]
     if all(score is None for score in scores):
         return []
-    text = json.dumps({"settings": [dict(trial.values) for trial in trials], "scores": scores}, indent=1)
+    text = json.dumps({"settings": [dict(values) for _, values in trials], "scores": scores}, indent=1)
     _file(job).parent.mkdir(parents=True, exist_ok=True)
     write_file(_file(job), lambda path: path.write_text(text, encoding="utf-8"))
     return scores

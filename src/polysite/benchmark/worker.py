@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from polysite import config, study
 from polysite.benchmark.jobs import REFUSED
@@ -23,8 +24,8 @@ from polysite.errors import Paused, PolysiteError
 from polysite.evaluation import evaluate
 
 # paths (output, study, run, and perhaps the run to continue from, after), the number of runs that this process expects
-# (runs), and perhaps the number of rounds after which to pause (until), and evaluate = "no" for the score alone
-Order = Mapping[str, str]
+# (runs), the number of rounds after which to pause (until; None: at the end), and whether to evaluate, or only score
+Order = Mapping[str, Any]
 
 
 def main() -> None:
@@ -67,9 +68,7 @@ def perform(order: Order, last: LastRun) -> int:
 
 def _run(order: Order, last: LastRun) -> int:
     """Return the exit code that ``polysite train`` has for the same study: 2 for a refusal, 1 for a crash."""
-    last.runs = int(order.get("runs", "1"))
-    until = int(order["until"]) if "until" in order else None
-    measured = order.get("evaluate") != "no"
+    last.runs, until, measured = order["runs"], order["until"], order["evaluate"]
     run, before = Path(order["run"]), Path(order["after"]) if "after" in order else None
     try:
         if (run / "config.toml").exists():

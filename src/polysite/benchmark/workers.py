@@ -132,9 +132,8 @@ def order(job: Job, before: Job | None, runs: int) -> Order:
     ``runs`` is the number of runs that the worker can expect, with this one: for many of them it pays to compile.
     """
     paths = {"output": job.output, "study": job.file, "run": job.run, **({"after": before.run} if before else {})}
-    pause = {"until": str(job.until)} if job.until is not None else {}
-    pause |= {} if job.evaluate else {"evaluate": "no"}
-    return {"runs": str(runs), **pause, **{name: str(path.absolute()) for name, path in paths.items()}}
+    wanted = {"runs": runs, "until": job.until, "evaluate": job.evaluate}
+    return {**wanted, **{name: str(path.absolute()) for name, path in paths.items()}}
 
 
 class Worker:

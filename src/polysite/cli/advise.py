@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from polysite.cli.base import Config, Json, Override, Quiet, app, say, study_of
+from polysite.cli.base import Config, Json, Override, Quiet, app, folder_of, say, study_of
 from polysite.errors import ConfigError
 
 
@@ -15,20 +15,20 @@ def advise(
     config: Config = None,
     override: Override = None,
     trainings: Annotated[
-        float | None, typer.Option(help="Budget: whole trainings of FedAvg. One of four options; 50 by default.")
+        float | None, Option(help="Budget: whole trainings of FedAvg. One of four options; 50 by default.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Budget: rounds of FedAvg.")] = None,
-    hours: Annotated[float | None, typer.Option(help="Budget: hours on this machine's device.")] = None,
-    gigabytes: Annotated[float | None, typer.Option(help="Budget: gigabytes from and to all sites.")] = None,
-    inner: Annotated[int, typer.Option(min=2, help="Inner folds; the cases of each are left out once.")] = 3,
+    rounds: Annotated[int | None, Option(help="Budget: rounds of FedAvg.")] = None,
+    hours: Annotated[float | None, Option(help="Budget: hours on this machine's device.")] = None,
+    gigabytes: Annotated[float | None, Option(help="Budget: gigabytes from and to all sites.")] = None,
+    inner: Annotated[int, Option(min=2, help="Inner folds; the cases of each are left out once.")] = 3,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="NAME", help="Compare only this strategy. May be repeated.")
+        list[str] | None, Option("--only", metavar="NAME", help="Compare only this strategy. May be repeated.")
     ] = None,
-    models: Annotated[bool, typer.Option(help="Spend a budget on models, too; or only compare strategies.")] = True,
+    models: Annotated[bool, Option(help="Spend a budget on models, too; or only compare strategies.")] = True,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write, advice/STUDY by default; an existing one is continued.")
+        Path | None, Option(help="Folder to write, advice/STUDY by default; an existing one is continued.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs in parallel; as many as fit by default.")] = None,
+    jobs: Annotated[int | None, Option(min=1, help="Runs in parallel; as many as fit by default.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -47,9 +47,7 @@ def advise(
     if not models and any(value is not None for value in given.values()):
         raise ConfigError("--no-models takes what the strategies take, so it has no budget; leave one of them out")
     budget, _ = tuning.budget(study, tuning.load(methods=["fedavg"]), default=advice.TRAININGS, **given)  # type: ignore[arg-type]
-    target = out or Path("advice") / (config.stem if config else "phantom")
-    if config is not None and target == config:
-        raise ConfigError(f"--out {target} is the study itself; name another folder")
+    target = folder_of(out, "advice", config)
     with counting("runs", None, quiet or as_json) as step:
         found = advice.advise(study, target, budget if models else None, inner, jobs, step, only or ())
     page = advice.write_page(found)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from polysite.cli.base import Json, Override, Quiet, app, say, study_of, watching
 
@@ -12,7 +12,7 @@ from polysite.cli.base import Json, Override, Quiet, app, say, study_of, watchin
 def audit(
     config: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             metavar="STUDY|RUN",
             help="A study in TOML, a manifest or a folder of images: attack the numbers that describe its cases; or "
             "the folder of a finished run: attack its models. Without one, the numbers of the phantoms.",
@@ -22,7 +22,7 @@ def audit(
     override: Override = None,
     what: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="KIND",
             help="Numbers to attack: radiomics, embedding, quantiles, modality (radiomics of the rebuilt modality) or "
             "all; all by default, modality with --decoder paper.",
@@ -30,32 +30,27 @@ def audit(
         ),
     ] = "",
     modality: Annotated[
-        str, typer.Option(metavar="NAME", help="Modality to rebuild, or all; the first by default.", show_default=False)
+        str, Option(metavar="NAME", help="Modality to rebuild, or all; the first by default.", show_default=False)
     ] = "",
     decoder: Annotated[
         str,
-        typer.Option(
-            metavar="NAME", help="Decoder of the attack: small, or paper (Manthe et al. 2023, 128 voxels a side)."
-        ),
+        Option(metavar="NAME", help="Decoder of the attack: small, or paper (Manthe et al. 2023, 128 voxels a side)."),
     ] = "small",
     side: Annotated[
-        int | None, typer.Option(help="Side of the rebuilt scans in voxels, 16 to 128; default 32, with paper 128.")
+        int | None, Option(help="Side of the rebuilt scans in voxels, 16 to 128; default 32, with paper 128.")
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Largest number of epochs of a decoder; default 60, with paper 300.")
+        int | None, Option(help="Largest number of epochs of a decoder; default 60, with paper 300.")
     ] = None,
     restarts: Annotated[
-        int | None,
-        typer.Option(help="Decoders to train; the best on validation cases counts; default 3, with paper 1."),
+        int | None, Option(help="Decoders to train; the best on validation cases counts; default 3, with paper 1.")
     ] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Learning rate of a decoder; default 0.002, with paper 0.0001.")
-    ] = None,
+    rate: Annotated[float | None, Option(help="Learning rate of a decoder; default 0.002, with paper 0.0001.")] = None,
     iterations: Annotated[
-        int, typer.Option(help="Of a run: steps of the search for an image; 0 leaves out gradient inversion.")
+        int, Option(help="Of a run: steps of the search for an image; 0 leaves out gradient inversion.")
     ] = 300,
-    scans: Annotated[bool, typer.Option("--scans/--no-scans", help="Show slices of patients on the page.")] = (True),
-    out: Annotated[Path | None, typer.Option(help="New folder to write; one below audits/ by default.")] = None,
+    scans: Annotated[bool, Option("--scans/--no-scans", help="Show slices of patients on the page.")] = (True),
+    out: Annotated[Path | None, Option(help="New folder to write; one below audits/ by default.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 import typer.core
+from typer import Argument, Option
 
 # OpenMP threads that spin while they wait starve on a shared machine: beside one busy process a training step took
 # 3 times as long with the default and twice as long with this value. It must be set before torch is imported.
@@ -44,20 +45,20 @@ app = typer.Typer(
 
 Config = Annotated[
     Path | None,
-    typer.Argument(
+    Argument(
         metavar="STUDY",
         help="A study in TOML, a manifest (.csv, .jsonl) or a folder of images; without one, the phantom federation.",
         show_default=False,
     ),
 ]
 Source = Annotated[
-    Path, typer.Argument(metavar="DATA", help="A manifest (.csv, .jsonl), a folder of images, or a study in TOML.")
+    Path, Argument(metavar="DATA", help="A manifest (.csv, .jsonl), a folder of images, or a study in TOML.")
 ]
 Override = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. train.lr=0.2.")
+    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. train.lr=0.2.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of tables.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print errors only.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON object per line instead of tables.")]
 
 
 def study_of(path: Path | None, override: list[str], said: list[str] | None = None) -> Any:
@@ -99,6 +100,16 @@ def study_of(path: Path | None, override: list[str], said: list[str] | None = No
     if plan is not None and said is not None:
         said += plan.lines()
     return study
+
+
+def folder_of(out: Path | None, below: str, study: Path | None) -> Path:
+    """Return the folder to write, by default one that is named after the study; refuse the study itself."""
+    from polysite.errors import ConfigError
+
+    target = out or Path(below) / (study.stem if study else "phantom")
+    if target == study:
+        raise ConfigError(f"--out {target} is the study itself; name another folder")
+    return target
 
 
 def overrides_of(given: list[str], option: str = "--set", example: str = "algorithm.lr=0.2") -> dict[str, str]:

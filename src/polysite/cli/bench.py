@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from polysite.cli.base import Override, Quiet, app, overrides_of, say, watching
 from polysite.errors import ConfigError
@@ -17,50 +18,42 @@ if TYPE_CHECKING:
 @app.command()
 def bench(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Name of a benchmark, or a .toml file; without it, list all.")
+        str | None, Argument(metavar="NAME", help="Name of a benchmark, or a .toml file; without it, list all.")
     ] = None,
     scale: Annotated[
-        str,
-        typer.Option(help="full; small: phantoms, in minutes; tiny: your data, a tiny network and one or two rounds."),
+        str, Option(help="full; small: phantoms, in minutes; tiny: your data, a tiny network and one or two rounds.")
     ] = "full",
-    data: Annotated[
-        Path | None, typer.Option(metavar="DATA", help="Your data: a manifest or a folder of images.")
-    ] = None,
+    data: Annotated[Path | None, Option(metavar="DATA", help="Your data: a manifest or a folder of images.")] = None,
     folds: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of the published folds; without it, polysite makes folds."),
+        Path | None, Option(metavar="FOLDER", help="Folder of the published folds; without it, polysite makes folds.")
     ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="List runs, hours on this device and disk; train nothing.")
-    ] = False,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="METHOD", help="Run only this method. May be repeated.")
-    ] = None,
+    plan: Annotated[bool, Option("--plan", help="List runs, hours on this device and disk; train nothing.")] = False,
+    only: Annotated[list[str] | None, Option(metavar="METHOD", help="Run only this method. May be repeated.")] = None,
     budget: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="KIND",
             help="steps or bytes: set the rounds of every method so that its local steps, or bytes, are those of the "
             "reference; rounds: leave them as they are.",
         ),
     ] = None,
     tuning: Annotated[
-        bool, typer.Option("--tuning/--no-tuning", help="Try the settings that a benchmark lists in [tuning].")
+        bool, Option("--tuning/--no-tuning", help="Try the settings that a benchmark lists in [tuning].")
     ] = True,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write, benchmarks/NAME by default; an existing one is continued.")
+        Path | None, Option(help="Folder to write, benchmarks/NAME by default; an existing one is continued.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs in parallel; as many as fit by default.")] = None,
+    jobs: Annotated[int | None, Option(min=1, help="Runs in parallel; as many as fit by default.")] = None,
     executor: Annotated[
         str,
-        typer.Option(
+        Option(
             help="processes: on this machine; submitit: as a job array of SLURM; submitit-local: the same with "
-            "processes, to try it.",
+            "processes, to try it."
         ),
     ] = "processes",
     slurm: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--slurm",
             metavar="KEY=VALUE",
             help="A parameter of sbatch for --executor submitit, e.g. partition=gpu or time=600 (minutes). May be "

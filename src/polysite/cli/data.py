@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from polysite.cli.base import Json, Override, Quiet, Source, app, keep_old_name, overrides_of, say, study_of, watching
 from polysite.errors import ConfigError, PolysiteError
@@ -19,17 +20,16 @@ app.add_typer(data, name="data")
 
 @data.command()
 def scan(
-    folder: Annotated[Path, typer.Argument(help="Folder of images in a known layout.")],
-    out: Annotated[Path, typer.Option(help="Manifest to write, .csv or .jsonl.")] = Path("manifest.csv"),
-    format: Annotated[str, typer.Option(help="Layout; 'polysite data formats' lists them.")] = "auto",
+    folder: Annotated[Path, Argument(help="Folder of images in a known layout.")],
+    out: Annotated[Path, Option(help="Manifest to write, .csv or .jsonl.")] = Path("manifest.csv"),
+    format: Annotated[str, Option(help="Layout; 'polysite data formats' lists them.")] = "auto",
     table: Annotated[
-        list[Path] | None,
-        typer.Option(help="CSV with the site, group or split of each case, e.g. partitioning_1.csv."),
+        list[Path] | None, Option(help="CSV with the site, group or split of each case, e.g. partitioning_1.csv.")
     ] = None,
     labels: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Names of the label values: 'WT=1,2,4; TC=1,4; ET=4'.")
+        str | None, Option(metavar="NAMES", help="Names of the label values: 'WT=1,2,4; TC=1,4; ET=4'.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the manifest.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite the manifest.")] = False,
 ) -> None:
     """Recognise a folder of images and write its manifest."""
     from polysite.data import layouts, manifest
@@ -61,7 +61,7 @@ def formats() -> None:
 
 
 @data.command()
-def cache(clear: Annotated[bool, typer.Option("--clear", help="Delete all prepared cases.")] = False) -> None:
+def cache(clear: Annotated[bool, Option("--clear", help="Delete all prepared cases.")] = False) -> None:
     """Show the folder and size of the cache of prepared cases."""
     from polysite.data.cache import Cache, place
 
@@ -74,9 +74,9 @@ def cache(clear: Annotated[bool, typer.Option("--clear", help="Delete all prepar
 def check(
     source: Source,
     override: Override = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 on warnings, too.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Exit with code 1 on warnings, too.")] = False,
     every: Annotated[
-        bool, typer.Option("--all", help="List every case of a problem that many cases of a site have.")
+        bool, Option("--all", help="List every case of a problem that many cases of a site have.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -112,20 +112,20 @@ def check(
 def plan(
     sources: Annotated[
         list[Path],
-        typer.Argument(
+        Argument(
             metavar="DATA",
             help="A manifest, a folder of images, or a study in TOML; or statistics of hospitals, .json.",
         ),
     ],
     override: Override = None,
-    out: Annotated[Path | None, typer.Option(help="New file: the whole study in TOML.")] = None,
+    out: Annotated[Path | None, Option(help="New file: the whole study in TOML.")] = None,
     modalities: Annotated[
-        str, typer.Option(metavar="NAMES", help="With statistics: the modalities of all hospitals, as in 't1, flair'.")
+        str, Option(metavar="NAMES", help="With statistics: the modalities of all hospitals, as in 't1, flair'.")
     ] = "",
     labels: Annotated[
-        str, typer.Option(metavar="NAMES", help="With statistics: the labels, or classes, of all hospitals.")
+        str, Option(metavar="NAMES", help="With statistics: the labels, or classes, of all hospitals.")
     ] = "",
-    gpu: Annotated[bool, typer.Option("--gpu", help="With statistics: all hospitals train on GPUs.")] = False,
+    gpu: Annotated[bool, Option("--gpu", help="With statistics: all hospitals train on GPUs.")] = False,
 ) -> None:
     """Show the settings that training takes from the data.
 
@@ -165,8 +165,8 @@ def _plan_of_hospitals(sources: list[Path], modalities: str, labels: str, device
 @data.command()
 def preview(
     source: Source,
-    out: Annotated[Path, typer.Option(help="Folder for one PNG per site.")] = Path("preview"),
-    cases: Annotated[int, typer.Option(min=1, help="Cases per site, spread evenly over its list.")] = 6,
+    out: Annotated[Path, Option(help="Folder for one PNG per site.")] = Path("preview"),
+    cases: Annotated[int, Option(min=1, help="Cases per site, spread evenly over its list.")] = 6,
     override: Override = None,
 ) -> None:
     """Draw a sheet per site: slices, outlines, histograms."""
@@ -182,9 +182,9 @@ def preview(
 
 @data.command()
 def phantom(
-    out: Annotated[Path, typer.Argument(help="New folder for SITE/CASE/modality.nii.gz.")],
+    out: Annotated[Path, Argument(help="New folder for SITE/CASE/modality.nii.gz.")],
     override: Override = None,
-    seed: Annotated[int, typer.Option(help="Seed of the drawn patients.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the drawn patients.")] = 0,
 ) -> None:
     """Write the phantom federation as NIfTI files."""
     from polysite import config as configuration
@@ -207,41 +207,37 @@ for _old, _command in (("check-data", check), ("preview", preview), ("phantom", 
 @app.command()
 def radiomics(
     source: Source,
-    out: Annotated[Path | None, typer.Option(help="New folder to write; one below radiomics/ by default.")] = None,
+    out: Annotated[Path | None, Option(help="New folder to write; one below radiomics/ by default.")] = None,
     override: Override = None,
-    bin_width: Annotated[float, typer.Option(help="Width of a grey level, in the unit of the prepared images.")] = 0.09,
+    bin_width: Annotated[float, Option(help="Width of a grey level, in the unit of the prepared images.")] = 0.09,
     bin_count: Annotated[
-        int | None, typer.Option(metavar="N", help="Fixed number of grey levels instead of a fixed width.")
+        int | None, Option(metavar="N", help="Fixed number of grey levels instead of a fixed width.")
     ] = None,
     bin_range: Annotated[
         tuple[float, float] | None,
-        typer.Option(metavar="LOW HIGH", help="Range of a whole dataset, for the same grey levels in all scans."),
+        Option(metavar="LOW HIGH", help="Range of a whole dataset, for the same grey levels in all scans."),
     ] = None,
     label: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Label whose region is described; the whole brain by default.")
+        str | None, Option(metavar="NAME", help="Label whose region is described; the whole brain by default.")
     ] = None,
     clusters: Annotated[
-        str | None, typer.Option(metavar="K", help="Number of clusters: 10, or 2,4,8 to choose by BIC.")
+        str | None, Option(metavar="K", help="Number of clusters: 10, or 2,4,8 to choose by BIC.")
     ] = None,
-    dimensions: Annotated[int, typer.Option(min=1, help="Principal components to cluster by.")] = 30,
+    dimensions: Annotated[int, Option(min=1, help="Principal components to cluster by.")] = 30,
     fewest: Annotated[
-        int,
-        typer.Option(min=0, help="Fewest cases behind a sum that leaves a site; above 1 it changes the clusters."),
+        int, Option(min=0, help="Fewest cases behind a sum that leaves a site; above 1 it changes the clusters.")
     ] = 0,
     repeats: Annotated[
-        int, typer.Option(min=0, help="Fits with other seeds, and to bootstrap samples, to measure how clusters vary.")
+        int, Option(min=0, help="Fits with other seeds, and to bootstrap samples, to measure how clusters vary.")
     ] = 10,
-    perplexity: Annotated[float, typer.Option(min=1, help="Perplexity of the t-SNE map.")] = 35.0,
+    perplexity: Annotated[float, Option(min=1, help="Perplexity of the t-SNE map.")] = 35.0,
     examples: Annotated[
-        bool,
-        typer.Option("--examples", help="Draw the typical scan of every cluster, and outliers, for each hospital."),
+        bool, Option("--examples", help="Draw the typical scan of every cluster, and outliers, for each hospital.")
     ] = False,
     example: Annotated[
-        list[str] | None, typer.Option(metavar="CASE", help="Draw this case for its hospital. May be repeated.")
+        list[str] | None, Option(metavar="CASE", help="Draw this case for its hospital. May be repeated.")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Cases to process in parallel; one per core by default.")
-    ] = None,
+    jobs: Annotated[int | None, Option(min=1, help="Cases to process in parallel; one per core by default.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from polysite.cli.base import Config, Json, Override, Quiet, app, say, study_of, watching
 from polysite.errors import PolysiteError, RunError, shown
@@ -18,18 +19,18 @@ app.add_typer(coordinator, name="deploy")
 app.add_typer(hospital, name="site")
 
 Project = Annotated[
-    Path, typer.Option(metavar="FOLDER", help="The folder of 'polysite deploy init'; this folder by default.")
+    Path, Option(metavar="FOLDER", help="The folder of 'polysite deploy init'; this folder by default.")
 ]
-Site = Annotated[Path, typer.Argument(metavar="FOLDER", help="The unpacked archive; this folder by default.")]
+Site = Annotated[Path, Argument(metavar="FOLDER", help="The unpacked archive; this folder by default.")]
 Deadline = Annotated[
     float | None,
-    typer.Option(help="Longest duration of a round in seconds; by default as in server.toml.", show_default=False),
+    Option(help="Longest duration of a round in seconds; by default as in server.toml.", show_default=False),
 ]
-Wait = Annotated[float, typer.Option(help="Seconds to wait for all sites, once there are enough.")]
-CaKey = Annotated[Path | None, typer.Option(metavar="FILE", help="The CA's key, if it lies elsewhere.")]
+Wait = Annotated[float, Option(help="Seconds to wait for all sites, once there are enough.")]
+CaKey = Annotated[Path | None, Option(metavar="FILE", help="The CA's key, if it lies elsewhere.")]
 Local = Annotated[
     bool | None,
-    typer.Option(
+    Option(
         "--local/--remote",
         help="Whether archives hold private keys, for hospitals on this computer; by default at localhost only.",
         show_default=False,
@@ -40,13 +41,13 @@ HERE = Path()
 
 @coordinator.command()
 def init(
-    project: Annotated[Path, typer.Argument(metavar="PROJECT", help="A new folder.")],
-    site: Annotated[list[str], typer.Option(metavar="NAME", help="A hospital; once for each.")],
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the hospitals reach this machine.")],
-    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="A CA certificate instead of a new one.")] = None,
-    ca_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, which signs the hospitals'.")] = None,
-    certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="The server's own certificate.")] = None,
-    key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of that certificate.")] = None,
+    project: Annotated[Path, Argument(metavar="PROJECT", help="A new folder.")],
+    site: Annotated[list[str], Option(metavar="NAME", help="A hospital; once for each.")],
+    address: Annotated[str, Option(metavar="HOST:PORT", help="Where the hospitals reach this machine.")],
+    ca: Annotated[Path | None, Option(metavar="FILE", help="A CA certificate instead of a new one.")] = None,
+    ca_key: Annotated[Path | None, Option(metavar="FILE", help="Its key, which signs the hospitals'.")] = None,
+    certificate: Annotated[Path | None, Option(metavar="FILE", help="The server's own certificate.")] = None,
+    key: Annotated[Path | None, Option(metavar="FILE", help="The key of that certificate.")] = None,
     local: Local = None,
 ) -> None:
     """Make a project: certificates of the server, and an archive for every hospital."""
@@ -66,7 +67,7 @@ def init(
 
 @coordinator.command()
 def add(
-    site: Annotated[str, typer.Argument(metavar="NAME", help="The new hospital.")],
+    site: Annotated[str, Argument(metavar="NAME", help="The new hospital.")],
     project: Project = HERE,
     ca_key: CaKey = None,
     local: Local = None,
@@ -80,7 +81,7 @@ def add(
 
 @coordinator.command()
 def sign(
-    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="What a hospital sent: its site.csr.")],
+    request: Annotated[Path, Argument(metavar="REQUEST", help="What a hospital sent: its site.csr.")],
     project: Project = HERE,
     ca_key: CaKey = None,
 ) -> None:
@@ -97,10 +98,7 @@ def sign(
 
 
 @coordinator.command()
-def revoke(
-    site: Annotated[str, typer.Argument(metavar="NAME", help="The hospital.")],
-    project: Project = HERE,
-) -> None:
+def revoke(site: Annotated[str, Argument(metavar="NAME", help="The hospital.")], project: Project = HERE) -> None:
     """Refuse the key of a hospital from now on; a running server does so at its next message."""
     from polysite.deploy import enrolment
 
@@ -109,10 +107,7 @@ def revoke(
 
 
 @coordinator.command()
-def renew(
-    project: Project = HERE,
-    ca_key: CaKey = None,
-) -> None:
+def renew(project: Project = HERE, ca_key: CaKey = None) -> None:
     """Replace the server's certificate before it expires."""
     from polysite.deploy import project as projects
 
@@ -125,17 +120,15 @@ def run(
     config: Config = None,
     project: Project = HERE,
     override: Override = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; a new one below runs/ by default.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run folder.")] = None,
+    out: Annotated[Path | None, Option(help="The run folder; a new one below runs/ by default.")] = None,
+    resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run folder.")] = None,
     min_sites: Annotated[
-        int | None, typer.Option(help="Sites that a round needs; by default as in server.toml.", show_default=False)
+        int | None, Option(help="Sites that a round needs; by default as in server.toml.", show_default=False)
     ] = None,
     deadline: Deadline = None,
     wait: Wait = 60.0,
-    assess: Annotated[bool, typer.Option("--assess/--no-assess", help="Assess the hospitals before training.")] = True,
-    track: Annotated[
-        list[str] | None, typer.Option(metavar="KIND", help="Also write for tensorboard or mlflow.")
-    ] = None,
+    assess: Annotated[bool, Option("--assess/--no-assess", help="Assess the hospitals before training.")] = True,
+    track: Annotated[list[str] | None, Option(metavar="KIND", help="Also write for tensorboard or mlflow.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -170,10 +163,10 @@ def run(
 
 @coordinator.command()
 def retrain(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a deployed run.")],
-    without: Annotated[list[str], typer.Option(metavar="NAME", help="A hospital to leave out; once for each.")],
+    run_folder: Annotated[Path, Argument(metavar="RUN", help="The folder of a deployed run.")],
+    without: Annotated[list[str], Option(metavar="NAME", help="A hospital to leave out; once for each.")],
     project: Project = HERE,
-    out: Annotated[Path | None, typer.Option(help="The new run folder; one below runs/ by default.")] = None,
+    out: Annotated[Path | None, Option(help="The new run folder; one below runs/ by default.")] = None,
     deadline: Deadline = None,
     wait: Wait = 60.0,
     quiet: Quiet = False,
@@ -194,9 +187,9 @@ def retrain(
 
 @coordinator.command("leave")
 def remove(
-    site: Annotated[str, typer.Argument(metavar="NAME", help="The hospital.")],
+    site: Annotated[str, Argument(metavar="NAME", help="The hospital.")],
     project: Project = HERE,
-    runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the run folders are.")] = Path("runs"),
+    runs: Annotated[Path, Option(metavar="FOLDER", help="Where the run folders are.")] = Path("runs"),
 ) -> None:
     """Let a hospital leave: revoke its key, and delete what the runs hold of it alone."""
     from polysite.deploy import leaving
@@ -209,17 +202,16 @@ def remove(
 @coordinator.command()
 def export(
     config: Config = None,
-    out: Annotated[Path, typer.Option(help="The new job folder.")] = Path("job"),
-    engine: Annotated[str, typer.Option(help="Whose job it is: flare (NVIDIA FLARE).")] = "flare",
+    out: Annotated[Path, Option(help="The new job folder.")] = Path("job"),
+    engine: Annotated[str, Option(help="Whose job it is: flare (NVIDIA FLARE).")] = "flare",
     override: Override = None,
     site: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A FLARE client that takes part; once for each. All by default."),
+        list[str] | None, Option(metavar="NAME", help="A FLARE client that takes part; once for each. All by default.")
     ] = None,
-    min_sites: Annotated[int, typer.Option(help="Sites that a round needs; with fewer, FLARE ends the job.")] = 2,
-    deadline: Annotated[float, typer.Option(help="Longest duration of a round in seconds.")] = 3600.0,
+    min_sites: Annotated[int, Option(help="Sites that a round needs; with fewer, FLARE ends the job.")] = 2,
+    deadline: Annotated[float, Option(help="Longest duration of a round in seconds.")] = 3600.0,
     wait: Wait = 60.0,
-    assess: Annotated[bool, typer.Option("--assess/--no-assess", help="Assess the hospitals before training.")] = True,
+    assess: Annotated[bool, Option("--assess/--no-assess", help="Assess the hospitals before training.")] = True,
 ) -> None:
     """Write a study as a job for a consortium that runs NVIDIA FLARE; submitted again, it goes on where it ended."""
     if engine != "flare":
@@ -250,10 +242,7 @@ def _publish(done: Any, quiet: bool, as_json: bool) -> None:
 
 
 @hospital.command("run")
-def serve(
-    site: Site = HERE,
-    quiet: Quiet = False,
-) -> None:
+def serve(site: Site = HERE, quiet: Quiet = False) -> None:
     """Take part in studies: connect to the coordinator, answer what the policy allows, show everything that leaves."""
     from polysite.deploy.project import SiteConfig
     from polysite.deploy.site import courier
@@ -273,9 +262,7 @@ def serve(
 
 
 @hospital.command("flare")
-def admit(
-    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The unpacked startup kit of FLARE.")],
-) -> None:
+def admit(workspace: Annotated[Path, Argument(metavar="WORKSPACE", help="The unpacked startup kit of FLARE.")]) -> None:
     """Let a client or server of NVIDIA FLARE run polysite: its two classes, and this hospital's settings and policy."""
     from polysite.deploy.flare.site_folder import admit as let
 
@@ -297,7 +284,7 @@ def enrol(site: Site = HERE) -> None:
 
 @hospital.command("install")
 def install(
-    certificate: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="The file that the coordinator sent.")],
+    certificate: Annotated[Path, Argument(metavar="CERTIFICATE", help="The file that the coordinator sent.")],
     site: Site = HERE,
 ) -> None:
     """Install the certificate that the coordinator made."""
@@ -320,7 +307,7 @@ def renew_certificate(site: Site = HERE) -> None:
 @hospital.command("leave")
 def leave(
     site: Site = HERE,
-    study: Annotated[str, typer.Option(metavar="STUDY", help="Only this study, as 'polysite site log' names it.")] = "",
+    study: Annotated[str, Option(metavar="STUDY", help="Only this study, as 'polysite site log' names it.")] = "",
 ) -> None:
     """Leave the federation, or a study: delete this hospital's memories and models."""
     from polysite.deploy import leaving
@@ -330,8 +317,7 @@ def leave(
 
 @hospital.command("withdraw")
 def withdraw(
-    case: Annotated[str, typer.Argument(metavar="CASE", help="Name of the case in your data.")],
-    site: Site = HERE,
+    case: Annotated[str, Argument(metavar="CASE", help="Name of the case in your data.")], site: Site = HERE
 ) -> None:
     """Withdraw a case: no later study sees it, and all studies so far are left."""
     from polysite.deploy import leaving
@@ -352,8 +338,7 @@ def stoppable() -> None:
 
 @hospital.command("statistics")
 def write_statistics(
-    site: Site = HERE,
-    out: Annotated[Path | None, typer.Option(help="New file; FOLDER/NAME.json by default.")] = None,
+    site: Site = HERE, out: Annotated[Path | None, Option(help="New file; FOLDER/NAME.json by default.")] = None
 ) -> None:
     """Write median sizes of this hospital's images, from which the coordinator plans a study."""
     from polysite.deploy.site import own_statistics
@@ -365,7 +350,7 @@ def write_statistics(
 
 @hospital.command("package")
 def show_package(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="An installed package with own algorithms or networks.")],
+    name: Annotated[str, Argument(metavar="NAME", help="An installed package with own algorithms or networks.")],
 ) -> None:
     """Print the line by which policy.toml allows the code of a package."""
     from polysite import plugins

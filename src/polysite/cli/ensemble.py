@@ -4,16 +4,16 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from polysite.cli.base import Json, Quiet, app, say, watching
 
 
 @app.command()
 def ensemble(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs of the same data.")],
-    out: Annotated[Path, typer.Option(help="New run folder.")],
-    page: Annotated[bool, typer.Option("--page/--no-page", help="Write OUT/index.html at the end.")] = True,
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Folders of finished runs of the same data.")],
+    out: Annotated[Path, Option(help="New run folder.")],
+    page: Annotated[bool, Option("--page/--no-page", help="Write OUT/index.html at the end.")] = True,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

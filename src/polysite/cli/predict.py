@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from polysite.cli.base import Json, Quiet, app, say
 
@@ -15,37 +16,32 @@ from polysite.cli.base import Json, Quiet, app, say
 def predict(
     paths: Annotated[
         list[Path],
-        typer.Argument(
+        Argument(
             metavar="RUN... SCANS",
             help="Folder of a finished run, or several, whose logits are averaged; then a manifest, a folder of scans, "
             "or one scan. Labels are ignored.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="New folder to write.")],
+    out: Annotated[Path, Option(help="New folder to write.")],
     site: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Hospital whose model is used; not needed if all use the same.")
+        str | None, Option(metavar="NAME", help="Hospital whose model is used; not needed if all use the same.")
     ] = None,
     mirror: Annotated[
         bool | None,
-        typer.Option(
-            "--mirror/--no-mirror", help="Average over mirror images: 8 times the time in 3D. As the run did."
-        ),
+        Option("--mirror/--no-mirror", help="Average over mirror images: 8 times the time in 3D. As the run did."),
     ] = None,
     overlap: Annotated[
-        float | None, typer.Option(help="Overlap of the sliding window, 0 to less than 1; that of the run by default.")
+        float | None, Option(help="Overlap of the sliding window, 0 to less than 1; that of the run by default.")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Windows per pass; 0: as many as fit into the free memory.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    batch: Annotated[int, Option(help="Windows per pass; 0: as many as fit into the free memory.")] = 0,
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     format: Annotated[
         str,
-        typer.Option(
-            metavar="KIND", help="Format of the masks: nifti, nrrd, png, npy, dicom-seg; auto: that of the scan."
-        ),
+        Option(metavar="KIND", help="Format of the masks: nifti, nrrd, png, npy, dicom-seg; auto: that of the scan."),
     ] = "auto",
-    preview: Annotated[int, typer.Option(help="Cases on the preview sheet; 0 for no sheet.")] = 12,
+    preview: Annotated[int, Option(help="Cases on the preview sheet; 0 for no sheet.")] = 12,
     key: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="New file that says which pseudonym stands for which DICOM folder."),
+        Path | None, Option(metavar="FILE", help="New file that says which pseudonym stands for which DICOM folder.")
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,

@@ -5,38 +5,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from polysite.cli.base import Json, Quiet, app, say, watching
 from polysite.errors import ConfigError, PolysiteError
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; NAME=RUN gives one a name.")]
+Runs = Annotated[list[Path], Argument(metavar="RUN...", help="Run folders; NAME=RUN gives one a name.")]
 Reference = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Method that the others are tested against; fedavg by default.")
+    str | None, Option(metavar="NAME", help="Method that the others are tested against; fedavg by default.")
 ]
 EmptyMasks = Annotated[
     str,
-    typer.Option(
+    Option(
         metavar="POLICY",
         help="Distance if exactly one mask is empty: penalty (the image diagonal), a number of mm, excluded, or "
         "excluded-case, which drops the mean of a case if any label has no distance.",
     ),
 ]
 Definition = Annotated[
-    str,
-    typer.Option(metavar="KIND", help="HD95 as the larger of both directions (max), or over both together (union)."),
+    str, Option(metavar="KIND", help="HD95 as the larger of both directions (max), or over both together (union).")
 ]
 Speeds = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Speeds for simulated time: paper_b or fets; those of the runs by default."),
+    str | None, Option(metavar="NAME", help="Speeds for simulated time: paper_b or fets; those of the runs by default.")
 ]
 Assessment = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Folder of an assessment whose distances the page shows.")
+    Path | None, Option(metavar="FOLDER", help="Folder of an assessment whose distances the page shows.")
 ]
-Scans = Annotated[bool, typer.Option("--scans/--no-scans", help="Show slices of patients on the page.")]
+Scans = Annotated[bool, Option("--scans/--no-scans", help="Show slices of patients on the page.")]
 Figures = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--figure",
         metavar="NAME",
         help="Add a figure: bars, boxes, groups, volumes, cases or clusters. May be repeated.",
@@ -44,27 +42,23 @@ Figures = Annotated[
 ]
 Cases = Annotated[
     list[str] | None,
-    typer.Option(
-        "--case", metavar="NAME", help="Show this case: image, ground truth, every prediction. May be repeated."
-    ),
+    Option("--case", metavar="NAME", help="Show this case: image, ground truth, every prediction. May be repeated."),
 ]
 
 
 @app.command()
 def evaluate(
     runs: Runs,
-    split: Annotated[str, typer.Option(metavar="SPLIT", help="Split to evaluate: test, validation or train.")] = "test",
+    split: Annotated[str, Option(metavar="SPLIT", help="Split to evaluate: test, validation or train.")] = "test",
     on: Annotated[
-        Path | None, typer.Option(metavar="DATA", help="Other data to evaluate on: a manifest or a folder.")
+        Path | None, Option(metavar="DATA", help="Other data to evaluate on: a manifest or a folder.")
     ] = None,
-    tolerance: Annotated[
-        float, typer.Option(help="Tolerance of the surface Dice (NSD), in the unit of the voxels.")
-    ] = 1.0,
+    tolerance: Annotated[float, Option(help="Tolerance of the surface Dice (NSD), in the unit of the voxels.")] = 1.0,
     others: Annotated[
-        bool, typer.Option("--others/--own", help="Evaluate every hospital's model on all hospitals' cases.")
+        bool, Option("--others/--own", help="Evaluate every hospital's model on all hospitals' cases.")
     ] = True,
-    scans: Annotated[bool, typer.Option("--scans/--no-scans", help="Keep predictions and scans to look at.")] = True,
-    again: Annotated[bool, typer.Option("--again", help="Replace an existing evaluation.")] = False,
+    scans: Annotated[bool, Option("--scans/--no-scans", help="Keep predictions and scans to look at.")] = True,
+    again: Annotated[bool, Option("--again", help="Replace an existing evaluation.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -96,12 +90,11 @@ def evaluate(
 
 @app.command()
 def serve_model(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    run: Annotated[Path, Argument(metavar="RUN", help="Folder of a finished run.")],
     site: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Hospital whose model is exported; not needed if all use the same."),
+        str | None, Option(metavar="NAME", help="Hospital whose model is exported; not needed if all use the same.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="New folder to write; one below RUN/bundles/ by default.")] = None,
+    out: Annotated[Path | None, Option(help="New folder to write; one below RUN/bundles/ by default.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -123,16 +116,16 @@ def serve_model(
 def compare(
     runs: Runs,
     reference: Reference = None,
-    out: Annotated[Path | None, typer.Option(help="New folder to write; one below comparisons/ by default.")] = None,
-    on: Annotated[str | None, typer.Option(metavar="NAME", help="Evaluation to compare; test by default.")] = None,
+    out: Annotated[Path | None, Option(help="New folder to write; one below comparisons/ by default.")] = None,
+    on: Annotated[str | None, Option(metavar="NAME", help="Evaluation to compare; test by default.")] = None,
     empty: EmptyMasks = "penalty",
     hd95: Definition = "max",
     tail: Annotated[
-        str, typer.Option(help="Alternative of the tests: two-sided, greater (better than the reference) or less.")
+        str, Option(help="Alternative of the tests: two-sided, greater (better than the reference) or less.")
     ] = ("two-sided"),
     test: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="QUESTION",
             help="Test of your own, as in 'scaffold > fedavg @ 12,13 / TC': > better, < worse, != differs; @ sites or "
             "@ !sites to leave out; / label or measure. May be repeated; p is corrected over all of them (Holm).",
@@ -140,7 +133,7 @@ def compare(
     ] = None,
     owner: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="SITE",
             help="Hospital whose model gets a row of its own, on all hospitals' cases; by default the largest, for "
             "methods in which hospitals train alone; none for no such row.",
@@ -151,7 +144,7 @@ def compare(
     speeds: Speeds = None,
     assessment: Assessment = None,
     scans: Scans = True,
-    title: Annotated[str, typer.Option(help="Title of the page.")] = "Methods compared",
+    title: Annotated[str, Option(help="Title of the page.")] = "Methods compared",
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -181,8 +174,8 @@ def compare(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, finished or not.")],
-    out: Annotated[Path | None, typer.Option(help="Page to write; RUN/index.html by default.")] = None,
+    run: Annotated[Path, Argument(metavar="RUN", help="Run folder, finished or not.")],
+    out: Annotated[Path | None, Option(help="Page to write; RUN/index.html by default.")] = None,
     empty: EmptyMasks = "penalty",
     hd95: Definition = "max",
     figure: Figures = None,

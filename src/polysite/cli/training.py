@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from polysite.cli.base import Config, Json, Override, Quiet, app, say, study_of, watching
 from polysite.errors import PolysiteError, shown
@@ -13,10 +13,10 @@ from polysite.errors import PolysiteError, shown
 
 @app.command()
 def demo(
-    out: Annotated[Path | None, typer.Option(help="New folder to write; one below demo/ by default.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the simulated patients and of training.")] = 0,
+    out: Annotated[Path | None, Option(help="New folder to write; one below demo/ by default.")] = None,
+    seed: Annotated[int, Option(help="Seed of the simulated patients and of training.")] = 0,
     engine: Annotated[
-        str, typer.Option(help="simulator; or flare: only the federated study, over processes of NVIDIA FLARE.")
+        str, Option(help="simulator; or flare: only the federated study, over processes of NVIDIA FLARE.")
     ] = "simulator",
     quiet: Quiet = False,
 ) -> None:
@@ -45,27 +45,27 @@ def demo(
 def train(
     config: Config = None,
     override: Override = None,
-    out: Annotated[Path | None, typer.Option(help="New run folder; one below runs/ by default.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue an interrupted run.")] = None,
+    out: Annotated[Path | None, Option(help="New run folder; one below runs/ by default.")] = None,
+    resume: Annotated[Path | None, Option(metavar="RUN", help="Continue an interrupted run.")] = None,
     after: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Finished run of the first phases; they are not repeated.")
+        Path | None, Option(metavar="RUN", help="Finished run of the first phases; they are not repeated.")
     ] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the whole study with every key explained, and exit.")
+        bool, Option("--print-config", help="Print the whole study with every key explained, and exit.")
     ] = False,
-    track: Annotated[list[str] | None, typer.Option(metavar="KIND", help="Also log to tensorboard or mlflow.")] = None,
+    track: Annotated[list[str] | None, Option(metavar="KIND", help="Also log to tensorboard or mlflow.")] = None,
     trainings: Annotated[
-        int, typer.Option(min=1, help="Train this often with different seeds, and average the predictions.")
+        int, Option(min=1, help="Train this often with different seeds, and average the predictions.")
     ] = 1,
     evaluate: Annotated[
-        bool, typer.Option("--evaluate/--no-evaluate", help="Compute all measures of the test cases at the end.")
+        bool, Option("--evaluate/--no-evaluate", help="Compute all measures of the test cases at the end.")
     ] = True,
-    page: Annotated[bool, typer.Option("--page/--no-page", help="Write RUN/index.html at the end.")] = True,
-    engine: Annotated[str, typer.Option(help="Where sites compute: simulator (this process) or ray.")] = "simulator",
+    page: Annotated[bool, Option("--page/--no-page", help="Write RUN/index.html at the end.")] = True,
+    engine: Annotated[str, Option(help="Where sites compute: simulator (this process) or ray.")] = "simulator",
     ray_address: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Ray cluster: auto or HOST:PORT; by default one is started here.")
+        str, Option(metavar="ADDRESS", help="Ray cluster: auto or HOST:PORT; by default one is started here.")
     ] = "",
-    workers: Annotated[int, typer.Option(help="Ray workers; 0: one per GPU, or as many as the CPUs hold.")] = 0,
+    workers: Annotated[int, Option(help="Ray workers; 0: one per GPU, or as many as the CPUs hold.")] = 0,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -126,7 +126,7 @@ def train(
 def assess(
     config: Config = None,
     override: Override = None,
-    out: Annotated[Path | None, typer.Option(help="New folder to write; one below assessments/ by default.")] = None,
+    out: Annotated[Path | None, Option(help="New folder to write; one below assessments/ by default.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -148,11 +148,7 @@ def assess(
 
 
 @app.command()
-def cost(
-    config: Config = None,
-    override: Override = None,
-    as_json: Json = False,
-) -> None:
+def cost(config: Config = None, override: Override = None, as_json: Json = False) -> None:
     """Estimate steps, bytes, time and energy of a study."""
     study = study_of(config, override or [])
     from polysite import study as studies
@@ -168,7 +164,7 @@ def cost(
 
 @app.command()
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="Algorithm to explain: its equation and its keys.")] = None,
+    name: Annotated[str | None, Argument(help="Algorithm to explain: its equation and its keys.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the algorithms, or explain one.

@@ -2,15 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import Option
 
-from polysite.cli.base import Config, Json, Override, Quiet, app, say, study_of
-from polysite.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
+from polysite.cli.base import Config, Json, Override, Quiet, app, folder_of, say, study_of
 
 
 @app.command()
@@ -18,25 +14,23 @@ def tune(
     config: Config = None,
     override: Override = None,
     method: Annotated[
-        list[str] | None, typer.Option("--method", metavar="NAME", help="Try this method. May be repeated.")
+        list[str] | None, Option("--method", metavar="NAME", help="Try this method. May be repeated.")
     ] = None,
     space: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A search space in TOML that extends polysite's own.")
+        Path | None, Option(metavar="FILE", help="A search space in TOML that extends polysite's own.")
     ] = None,
-    trainings: Annotated[
-        float | None, typer.Option(help="Budget: whole trainings of the reference; 30 by default.")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Budget: rounds of the reference.")] = None,
-    hours: Annotated[float | None, typer.Option(help="Budget: hours on this machine's device.")] = None,
+    trainings: Annotated[float | None, Option(help="Budget: whole trainings of the reference; 30 by default.")] = None,
+    rounds: Annotated[int | None, Option(help="Budget: rounds of the reference.")] = None,
+    hours: Annotated[float | None, Option(help="Budget: hours on this machine's device.")] = None,
     gigabytes: Annotated[
-        float | None, typer.Option(help="Budget: gigabytes from and to all sites; candidates then have equal bytes.")
+        float | None, Option(help="Budget: gigabytes from and to all sites; candidates then have equal bytes.")
     ] = None,
-    inner: Annotated[int, typer.Option(help="Inner folds; the cases of each validate once.")] = 3,
-    plan: Annotated[bool, typer.Option("--plan", help="List the candidates and rungs; train nothing.")] = False,
+    inner: Annotated[int, Option(help="Inner folds; the cases of each validate once.")] = 3,
+    plan: Annotated[bool, Option("--plan", help="List the candidates and rungs; train nothing.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write, tunings/STUDY by default; an existing one is continued.")
+        Path | None, Option(help="Folder to write, tunings/STUDY by default; an existing one is continued.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs in parallel; as many as fit by default.")] = None,
+    jobs: Annotated[int | None, Option(min=1, help="Runs in parallel; as many as fit by default.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -56,9 +50,7 @@ def tune(
     if plan:
         tables.show_grid(tuning.plan_table(planned))
         return
-    target = out or Path("tunings") / (config.stem if config else "phantom")
-    if config is not None and target == config:
-        raise ConfigError(f"--out {target} is the study itself; name another folder")
+    target = folder_of(out, "tunings", config)
     runs = planned.inner * sum(rung.candidates for rung in planned.rungs)
     with counting("runs", runs, quiet or as_json) as step:
         found = tuning.tune(study, target, known, budget, inner, equal, jobs, step, tuning.write_page)

@@ -1,4 +1,4 @@
-"""Fusion of models by pairwise penalties: shrinkage coefficients, graphs and their components.
+"""Fusion of models by pairwise penalties: shrinkage coefficients and graphs.
 
 Papers: Yu, Liu, Wang and Sun, Clustered FL based on Nonconvex Pairwise Fusion, 2022 (smoothed SCAD); Zhao, Liu, Liu and
 He, Medical Federated Model with Mixture of Personalized and Sharing Components, 2023 (network lasso)
@@ -10,7 +10,7 @@ Both results are linear combinations of the given vectors. The functions here co
 inner products alone, so that the vectors may be as long as a network and stay on their device.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf
 
 import numpy as np
@@ -125,18 +125,3 @@ def nearest_edges(points: Sequence[Sequence[float]], neighbours: int) -> tuple[t
             nearest = np.argsort(apart, kind="stable")[: min(neighbours, len(alike) - 1)]  # ties: the first
             edges |= {(min(i, alike[j]), max(i, alike[j])) for j in nearest if apart[j] < inf}
     return tuple(sorted(edges))
-
-
-def components(names: Iterable[str], links: Iterable[tuple[str, str]]) -> tuple[tuple[str, ...], ...]:
-    """Return the connected components of a graph; the component of the first name comes first.
-
-    >>> components("abcd", [("a", "c"), ("d", "c")])
-    (('a', 'c', 'd'), ('b',))
-    """
-    group = {name: {name} for name in names}
-    for one, other in links:
-        if group[one] is not group[other]:
-            group[one] |= group[other]
-            for name in group[other]:
-                group[name] = group[one]
-    return tuple(sorted({tuple(sorted(members)) for members in group.values()}))

@@ -163,7 +163,8 @@ def learn(state: State, answers: Sequence[Mapping[str, Values]]) -> State:
     moved /= np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), 1.0)
     means = np.where((total["counts"] > least)[:, None], moved, state.means)
     state = replace(state, means=means, left=state.left - 1, exchanges=state.exchanges + 1)
-    return replace(state, cases=_patients(total), mixture=_mixture(state, total)) if last else state
+    cases = max(float(np.rint(total["counts"].sum())), 0.0)
+    return replace(state, cases=cases, mixture=_mixture(state, total)) if last else state
 
 
 def _mixture(state: State, total: Mapping[str, Values]) -> Mixture:
@@ -184,10 +185,6 @@ def _points(rows: Values, low: Values, high: Values) -> Values:
     """Return the points of cases, in the unit ball."""
     chosen = high > low
     return (scaled(rows, low, high)[:, chosen] - 0.5) * (2 / np.sqrt(chosen.sum()))  # type: ignore[no-any-return]
-
-
-def _patients(total: Mapping[str, Values]) -> float:
-    return max(float(np.rint(total["counts"].sum())), 0.0)
 
 
 def _bound(last: bool) -> float:

@@ -111,9 +111,7 @@ def planned(exchanges: Iterable[Mapping[SiteId, Load]], speeds: Speeds, batch: i
     >>> cost.steps, cost.parallel_steps, cost.pooled_steps
     (40, 30, 30)
     """
-    rounds = [dict(loads) for loads in exchanges]
-    _know(speeds, rounds)
-    return _total(rounds, speeds, batch)
+    return measured(((loads, False) for loads in exchanges), speeds, batch)
 
 
 def total(exchanges: Iterable[Mapping[SiteId, Load]]) -> Load:
@@ -132,12 +130,12 @@ def without_grid(exchanges: Iterable[Mapping[SiteId, Load]]) -> list[dict[SiteId
     >>> without_grid([{"a": Load(steps=12, cases=2, patches=36, trials=6)}])
     [{'a': Load(steps=2, cases=2, down=0, up=0, patches=6, trials=1)}]
     """
-    return [{i: _single(load) for i, load in loads.items()} for loads in exchanges]
 
+    def single(load: Load) -> Load:
+        patches = None if load.patches is None else load.patches // load.trials
+        return replace(load, steps=load.steps // load.trials, patches=patches, trials=1)
 
-def _single(load: Load) -> Load:
-    patches = None if load.patches is None else load.patches // load.trials
-    return replace(load, steps=load.steps // load.trials, patches=patches, trials=1)
+    return [{i: single(load) for i, load in loads.items()} for loads in exchanges]
 
 
 def _one_machine(load: Mapping[SiteId, Load]) -> dict[SiteId, Load]:

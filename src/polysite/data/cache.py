@@ -27,7 +27,7 @@ from polysite.data.prepare import Prepare
 from polysite.errors import ConfigError, DataError, PayloadError, RunError
 from polysite.foreign import parse_json
 from polysite.payload import STORED, pack, unpack
-from polysite.storage import map_file, write_file
+from polysite.storage import map_file, write_private
 
 VERSION = 1  # of the preparation; a new version makes every entry again, and so does another MONAI
 SUFFIX = ".safetensors"
@@ -142,14 +142,9 @@ def _pack(case: Case) -> memoryview:
 
 def _write(file: Path, content: Buffer) -> None:
     """Write an entry that only its owner can read."""
-
-    def fill(draft: Path) -> None:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(content)
-
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_file(file, fill, sync=False)
+        write_private(file, content, sync=False)
     except (OSError, RunError) as problem:
         cause = problem.__cause__ or problem
         raise DataError(

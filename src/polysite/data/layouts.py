@@ -396,15 +396,8 @@ LAYOUTS: Mapping[str, Layout] = {  # in the order in which they are tried
     f.__name__: f
     for f in (brats, kits, msd, nnunet, luna, dfuc, bids, cc359, prostate, keyed, tree, pairs, imagefolder)
 }
-COMPLETE = (
-    "brats",
-    "kits",
-    "dfuc",
-    "cc359",
-    "prostate",
-    "tree",
-    "imagefolder",
-)  # use every folder; one that is not used is remarked on
+# use every folder; one that is not used is remarked on
+COMPLETE = ("brats", "kits", "dfuc", "cc359", "prostate", "tree", "imagefolder")
 
 
 def _own(root: Path, format: str) -> list[Row] | None:

@@ -82,20 +82,16 @@ class Split:
                 f"split.validation = {self.validation} and split.test = {self.test} must leave cases to train on: "
                 "both below 1, validation above 0, their sum below 1"
             )
-        if self.folds == 1 or self.folds < 0:
-            raise ConfigError(f"split.folds = {self.folds}: at least two, or 0 for none")
+        for several, one in (("folds", "fold"), ("inner", "inner_fold")):
+            count, fold = getattr(self, several), getattr(self, one)
+            if count == 1 or count < 0:
+                raise ConfigError(f"split.{several} = {count}: at least two, or 0 for none")
+            if not 0 <= fold < max(1, count):
+                raise ConfigError(f"split.{one} = {fold}: with split.{several} = {count} it lies below {count}")
         if self.file and bool(self.folds) != (FOLD in self.file):
             raise ConfigError(
                 f"split.file = {self.file!r} and split.folds = {self.folds} contradict one another: published folds "
                 f"need their number in split.folds and {FOLD} in split.file; otherwise leave out one of them"
-            )
-        if not 0 <= self.fold < max(1, self.folds):
-            raise ConfigError(f"split.fold = {self.fold}: with split.folds = {self.folds} it lies below {self.folds}")
-        if self.inner == 1 or self.inner < 0:
-            raise ConfigError(f"split.inner = {self.inner}: at least two, or 0 for none")
-        if not 0 <= self.inner_fold < max(1, self.inner):
-            raise ConfigError(
-                f"split.inner_fold = {self.inner_fold}: with split.inner = {self.inner} it lies below {self.inner}"
             )
 
     def seed_of(self, study: int) -> int:

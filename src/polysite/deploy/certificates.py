@@ -14,17 +14,10 @@ from polysite.errors import ConfigError, DataError, RunError
 try:
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519
     from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-        PublicFormat,
-        load_der_public_key,
-        load_pem_private_key,
-    )
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as problem:
     raise RunError("deployment needs Flower: pip install 'polysite[deploy]'") from problem
@@ -136,7 +129,7 @@ def public_line(public: Any) -> str:
 def read_public(line: Any) -> ec.EllipticCurvePublicKey | None:
     """Return the public key of a line of server.toml; None if it is none."""
     try:
-        key = load_der_public_key(base64.b64decode(line, validate=True))
+        key = serialization.load_der_public_key(base64.b64decode(line, validate=True))
     except (TypeError, ValueError, UnsupportedAlgorithm):
         return None
     return key if isinstance(key, ec.EllipticCurvePublicKey) else None
@@ -219,7 +212,7 @@ def _general(host: str) -> x509.GeneralName:
 
 def _private(path: Path) -> CertificateIssuerPrivateKeyTypes:
     try:
-        return cast(CertificateIssuerPrivateKeyTypes, load_pem_private_key(path.read_bytes(), None))
+        return cast(CertificateIssuerPrivateKeyTypes, serialization.load_pem_private_key(path.read_bytes(), None))
     except FileNotFoundError as problem:
         raise DataError(f"{path} is missing; it came with the certificate of the same name") from problem
     except TypeError as problem:

@@ -19,24 +19,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from polysite.deploy.certificates import (
-    DAYS,
-    certify,
-    common_name,
-    expiry,
-    new_key,
-    pem,
-    private_pem,
-    public_line,
-    read_key,
-    read_request,
-    signing_request,
-    verified,
-)
-from polysite.deploy.project import Project, SiteConfig, public_key, put, set_key, signing_authority
+from polysite.deploy import certificates
+from polysite.deploy.project import Project, SiteConfig, public_key, set_key, signing_authority
 from polysite.deploy.revocations import HEAD, der, listed
 from polysite.errors import ConfigError, DataError, RunError, shown
-from polysite.storage import write_file
+from polysite.storage import write_file, write_private
 
 
 @dataclass(frozen=True)
@@ -70,52 +57,53 @@ def enrol(folder: Path) -> tuple[Path, str]:
             f"{site.key} exists already, and no key is overwritten: 'polysite site renew' asks for a new certificate; "
             "for a new key, move the old one away"
         )
-    key = new_key()
-    write_file(site.key, lambda p: put(p, private_pem(key), 0o600))
+    key = certificates.new_key()
+    write_private(site.key, certificates.private_pem(key))
     return _request(site, key)
 
 
 def renew(folder: Path) -> tuple[Path, str]:
     """Make a request for a new certificate, signed with the key of the old one; return it and its fingerprint."""
     site = SiteConfig.load(folder, check=False)
-    return _request(site, read_key(site.key))
+    return _request(site, certificates.read_key(site.key))
 
 
 def _request(site: SiteConfig, key: Any) -> tuple[Path, str]:
     path = site.path.parent / "site.csr"
-    write_file(path, lambda p: p.write_bytes(signing_request(site.name, key)))
-    return path, fingerprint(public_line(key.public_key()))
+    write_file(path, lambda p: p.write_bytes(certificates.signing_request(site.name, key)))
+    return path, fingerprint(certificates.public_line(key.public_key()))
 
 
 def install(folder: Path, certificate: Path) -> datetime:
     """Install the certificate of a hospital; return when it expires. Refuse one that is not for its key and name, or
     not from its authority."""
     site = SiteConfig.load(folder, check=False)
-    found, _ = verified(certificate, site.key, site.ca, datetime.now(UTC))
-    if common_name(found) != site.name:
-        raise ConfigError(f"{certificate} is that of {shown(common_name(found), 64)!r}, and this site is {site.name!r}")
+    found, _ = certificates.verified(certificate, site.key, site.ca, datetime.now(UTC))
+    owner = certificates.common_name(found)
+    if owner != site.name:
+        raise ConfigError(f"{certificate} is that of {shown(owner, 64)!r}, and this site is {site.name!r}")
     content = certificate.read_bytes()
     write_file(site.certificate, lambda p: p.write_bytes(content))
-    return expiry(site.certificate)
+    return certificates.expiry(site.certificate)
 
 
 # at the coordinator
 
 
-def sign(folder: Path, request: Path, *, ca_key: Path | None = None, days: int = DAYS) -> Enrolled:
+def sign(folder: Path, request: Path, *, ca_key: Path | None = None, days: int = certificates.DAYS) -> Enrolled:
     """Make the certificate of a hospital from its request: of one that was invited, or that renews with its key."""
     project = Project.load(folder, check=False)
     try:
         content = request.read_bytes()
     except OSError as problem:
         raise DataError(f"the request {request} cannot be read: {problem.strerror}") from problem
-    name, public = read_request(content, str(request))
-    line, renewed = public_line(public), name in project.sites
+    name, public = certificates.read_request(content, str(request))
+    line, renewed = certificates.public_line(public), name in project.sites
     _check(project, name, line, str(request))
-    made = certify(name, public, signing_authority(project, ca_key), days)
+    made = certificates.certify(name, public, signing_authority(project, ca_key), days)
     path = project.folder / "sites" / f"{name}.crt"
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    write_file(path, lambda p: p.write_bytes(pem(made)))
+    write_file(path, lambda p: p.write_bytes(certificates.pem(made)))
     if not renewed:
         set_key(project, name, line)
     return Enrolled(name, path, fingerprint(line), renewed)
@@ -128,11 +116,11 @@ def renewed_certificate(folder: Path, name: str, content: bytes) -> bytes | None
     if not project.ca_key.is_file():
         return None
     where = f"the request of {name}"
-    asked, public = read_request(content, where)
+    asked, public = certificates.read_request(content, where)
     if asked != name or name not in project.sites:
         raise DataError(f"{where} is for {shown(asked, 64)!r}")
-    _check(project, name, public_line(public), where)
-    return pem(certify(name, public, signing_authority(project), DAYS))
+    _check(project, name, certificates.public_line(public), where)
+    return certificates.pem(certificates.certify(name, public, signing_authority(project), certificates.DAYS))
 
 
 def _check(project: Project, name: str, line: str, where: str) -> None:

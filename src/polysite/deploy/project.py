@@ -31,32 +31,22 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from polysite.deploy import templates
-from polysite.deploy.certificates import (
-    DAYS,
-    Signed,
-    common_name,
-    find_authority,
-    issue,
-    public_line,
-    public_pem,
-    read_public,
-    server_certificate,
-    serves,
-    verified,
-)
+from polysite.deploy import certificates, templates
+from polysite.deploy.certificates import DAYS, Signed
 from polysite.deploy.protocol import PROTOCOL
 from polysite.deploy.proxy import Proxy
 from polysite.deploy.site.policy import TEXT, SitePolicy, settings
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.foreign import parse_toml
-from polysite.storage import draft_folder, write_file
+from polysite.storage import draft_folder, vacant, write_file, write_private
 
 SITE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9_-])?")  # also a file name and a common name
 HOST_NAME = re.compile(
     r"(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?", re.I
 )
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
+# files and the folder that a site.toml may place elsewhere
+FILES = {"key": "site.key", "certificate": "site.crt", "ca": "ca.crt", "policy": "policy.toml", "state": "state"}
 MAX_SOCKET_PATH = 107  # bytes, on Linux
 
 
@@ -151,10 +141,13 @@ class Project:
             raise ConfigError(f"{file}: {problem}") from problem
         if not check:
             return found
-        certificate, remarks = verified(found.certificate, found.key, found.ca, now or datetime.now(UTC))
-        serves(found.certificate, certificate, host)
+        certificate, remarks = certificates.verified(found.certificate, found.key, found.ca, now or datetime.now(UTC))
+        certificates.serves(found.certificate, certificate, host)
         secret = [found.ca_key, found.key, *sorted((folder / "sites").glob("*.zip"))]
-        return replace(found, remarks=(*remarks, *_exposed(secret), *found._missing()))
+        unsigned = (
+            f"{n} has no certificate yet: 'polysite deploy sign' makes one from its request" for n in found.invited
+        )
+        return replace(found, remarks=(*remarks, *_exposed(secret), *unsigned))
 
     def check_enrolled(self, quorum: int) -> None:
         """Refuse a study while fewer hospitals than it needs have certificates."""
@@ -163,10 +156,6 @@ class Project:
                 f"{len(self.sites)} of {len(self.names)} hospitals are enrolled, and a round needs {quorum}: "
                 f"{', '.join(self.invited)} must send requests, which 'polysite deploy sign' makes certificates from"
             )
-
-    def _missing(self) -> Iterator[str]:
-        for name in self.invited:
-            yield f"{name} has no certificate yet: 'polysite deploy sign' makes one from its request"
 
     def _check_values(self) -> None:
         if not 1 <= self.port <= 65535:
@@ -227,14 +216,7 @@ class SiteConfig:
         file = (where / "site.toml" if where.is_dir() else where).resolve()
         if not file.is_file():
             raise ConfigError(f"there is no {file}; unpack the archive that the coordinator sent, and go there")
-        files = {
-            "key": "site.key",
-            "certificate": "site.crt",
-            "ca": "ca.crt",
-            "policy": "policy.toml",
-            "state": "state",
-        }
-        texts = dict.fromkeys(("name", "server", "device", "engine", *files), str)
+        texts = dict.fromkeys(("name", "server", "device", "engine", *FILES), str)
         given = settings(file, {**texts, "data": dict, "proxy": dict}, "site")
         engine = given.get("engine", "flower")
         if engine not in ("flower", "flare"):
@@ -256,7 +238,7 @@ class SiteConfig:
                 data=_placed(given.get("data", {}), file.parent),
                 proxy=Proxy.parse(given.get("proxy", {}), file.parent) if check else None,
                 engine=engine,
-                **{key: file.parent / given.get(key, default) for key, default in files.items()},
+                **{key: file.parent / given.get(key, default) for key, default in FILES.items()},
             )
             if not DEVICE.fullmatch(found.device):
                 raise ConfigError(
@@ -289,8 +271,8 @@ class SiteConfig:
                 f"the certificate {self.certificate} is missing; send the request of 'polysite site enrol' to the "
                 "coordinator, and install what comes back: 'polysite site install'"
             )
-        certificate, remarks = verified(self.certificate, self.key, self.ca, now)
-        owner = common_name(certificate)
+        certificate, remarks = certificates.verified(self.certificate, self.key, self.ca, now)
+        owner = certificates.common_name(certificate)
         if owner != self.name:
             raise ConfigError(f"{self.path}: name = {self.name!r}, but {self.certificate} is that of {owner!r}")
         return tuple(remarks)
@@ -325,10 +307,9 @@ def init(
     names, (host, port) = _distinct(sites), endpoint(address)
     if not names:
         raise ConfigError("a project needs at least one hospital: name its sites")
-    if folder.exists():
-        raise RunError(f"{folder} exists already; no project overwrites anything: choose another folder")
-    authority = find_authority(ca, ca_key)
-    server = server_certificate(authority, host, certificate, key, ca, days)
+    vacant(folder, "project")
+    authority = certificates.find_authority(ca, ca_key)
+    server = certificates.server_certificate(authority, host, certificate, key, ca, days)
     keys: dict[str, str] = {}
     with draft_folder(folder, "project", private=False) as draft:  # each file has its own mode
         draft.chmod(0o700)
@@ -365,7 +346,7 @@ def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS
     if _sites(after) != {**_sites(before), name: public}:
         raise ConfigError(f"{file} does not end with its [sites]; move that section to the end of the file")
     archive.parent.mkdir(mode=0o700, exist_ok=True)
-    write_file(archive, lambda p: put(p, content, 0o600))
+    write_private(archive, content)
     try:
         write_file(file, lambda p: p.write_text(after, encoding="utf-8"))
     except RunError:
@@ -390,7 +371,7 @@ def signing_authority(project: Project, ca_key: Path | None = None) -> Signed:
     signs = ca_key or project.ca_key
     if not signs.is_file():
         raise DataError(f"{signs} is missing; it signs all certificates: say where it is")
-    return find_authority(project.ca, signs)
+    return certificates.find_authority(project.ca, signs)
 
 
 def is_local(host: str) -> bool:
@@ -410,9 +391,9 @@ def renew(folder: Path, *, ca_key: Path | None = None, days: int = DAYS) -> None
     killed between the two files, it can be repeated."""
     project = Project.load(folder, check=False)
     host, _ = endpoint(project.address)
-    server = server_certificate(signing_authority(project, ca_key), host, None, None, None, days)
-    for path, content, mode in ((project.key, server.key_pem, 0o600), (project.certificate, server.pem, 0o644)):
-        write_file(path, lambda p, c=content, m=mode: put(p, c, m))  # type: ignore[misc]
+    server = certificates.server_certificate(signing_authority(project, ca_key), host, None, None, None, days)
+    write_private(project.key, server.key_pem)
+    write_file(project.certificate, lambda p: put(p, server.pem))
 
 
 def endpoint(address: str) -> tuple[str, int]:
@@ -473,8 +454,8 @@ def _onboard(name: str, address: str, authority: Signed, days: int, local: bool)
     """Return the public key of a new hospital, and the archive for it; the key is empty where the hospital makes it."""
     if not local:
         return "", _archive(name, address, authority.pem)
-    member = issue(name, authority, days)
-    return public_line(member.key.public_key()), _archive(name, address, authority.pem, member)
+    member = certificates.issue(name, authority, days)
+    return certificates.public_line(member.key.public_key()), _archive(name, address, authority.pem, member)
 
 
 def _archive(name: str, address: str, ca: bytes, member: Signed | None = None) -> bytes:
@@ -511,12 +492,12 @@ def _sites(text: str) -> dict[str, Any]:
 
 def public_key(name: str, line: Any) -> bytes:
     """Return a public key of server.toml in Flower's format, that of its ``public_key_to_bytes``."""
-    key = read_public(line)
+    key = certificates.read_public(line)
     if key is None:
         raise ConfigError(
             f"the public key of the site {name!r} cannot be read; 'polysite deploy add' writes such lines"
         )
-    return public_pem(key)
+    return certificates.public_pem(key)
 
 
 def _placed(data: Mapping[str, Any], home: Path) -> dict[str, Any]:

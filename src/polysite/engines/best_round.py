@@ -52,8 +52,5 @@ def surprises(before: Judged, now: Judged) -> Iterator[tuple[SiteId, str]]:
         others = [change for i, change in changes.items() if i != site]
         usual = median(others) if others else changes[site]
         if abs(changes[site] - usual) > JUMP:
-            yield (
-                site,
-                f"its mean score jumps from {former:.3f} to {score:.3f}, while that of the other sites changes by "
-                f"{usual:+.3f}",
-            )
+            jump = f"its mean score jumps from {former:.3f} to {score:.3f}"
+            yield site, f"{jump}, while that of the other sites changes by {usual:+.3f}"

@@ -29,13 +29,8 @@ def changes(
         if times > guard.clip and seen.factor == 1 and site not in before.clips:
             yield site, f"its change of the model was {times:.3g} times as long as is usual and was shortened"
         if seen.capped_share is not None and site not in before.caps:
-            yield (
-                site,
-                (
-                    f"by its number of cases it would have {seen.claimed_share or 0:.1%} of the mean; its share is "
-                    f"limited to {seen.capped_share:.1%}"
-                ),
-            )
+            claimed = f"by its number of cases it would have {seen.claimed_share or 0:.1%} of the mean"
+            yield site, f"{claimed}; its share is limited to {seen.capped_share:.1%}"
         yield from ((site, sentence) for sentence in _suspicions(guard, before, after, site, seen))
 
 

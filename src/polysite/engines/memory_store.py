@@ -25,17 +25,14 @@ SHARE = 0.5  # of the free memory of the device, and of the machine, that memori
 class Stored:
     """A payload that is kept somewhere; its place is free again when nothing refers to it."""
 
-    __slots__ = ("__weakref__", "_file", "_kept", "where")
+    __slots__ = ("__weakref__", "_kept", "where")
 
-    def __init__(self, where: Where, kept: Payload | None, file: Path | None):
-        self.where, self._kept, self._file = where, kept, file
+    def __init__(self, where: Where, kept: Payload | Path):
+        self.where, self._kept = where, kept
 
     def get(self) -> Payload:
         """Return the payload; arrays on disk are memory-mapped."""
-        if self._kept is not None:
-            return self._kept
-        assert self._file is not None
-        return decode(map_file(self._file), STORED)
+        return decode(map_file(self._kept), STORED) if isinstance(self._kept, Path) else self._kept
 
 
 class Memories(Mapping[SiteId, Payload]):
@@ -82,13 +79,14 @@ class MemoryStore:
                 limit = self._limits[where] = int(SHARE * free())
             if self.used[where] + size <= limit or not size:
                 kept = payload if where == made else payload.each(to_host)
-                return self._store(Stored(where, kept, None), size, made)
-        return self._store(Stored("disk", None, self._write(payload)), size, made)
+                return self._store(where, kept, size, made)
+        return self._store("disk", self._write(payload), size, made)
 
-    def _store(self, stored: Stored, size: int, made: Where) -> Stored:
-        self.used[stored.where] += size
-        self.spilled = self.spilled or stored.where != made
-        weakref.finalize(stored, self._release, stored.where, size, stored._file)
+    def _store(self, where: Where, kept: Payload | Path, size: int, made: Where) -> Stored:
+        stored = Stored(where, kept)
+        self.used[where] += size
+        self.spilled = self.spilled or where != made
+        weakref.finalize(stored, self._release, where, size, kept if isinstance(kept, Path) else None)
         return stored
 
     def _release(self, where: Where, size: int, file: Path | None) -> None:

@@ -29,8 +29,20 @@ BOUNDED = ("model", "count", "one")  # kinds of reply that noise on the model co
 VARIANCES = ("*running_var",)
 
 
+class _Noise:
+    """What the two steps have in common."""
+
+    @property
+    def reveals(self) -> Literal["each"]:
+        return "each"
+
+    def restore(self, kinds: Mapping[str, Kind], sent: Payload, reply: Payload) -> Payload:
+        """Return the reply as it is: noise stays."""
+        return reply
+
+
 @dataclass(frozen=True)
-class HospitalNoise:
+class HospitalNoise(_Noise):
     """Shorten the change of the model and add noise to it.
 
     Args:
@@ -40,7 +52,6 @@ class HospitalNoise:
 
     private: Private
     rng: np.random.Generator
-    reveals: Literal["each"] = "each"
 
     @property
     def release(self) -> Release:
@@ -70,13 +81,9 @@ class HospitalNoise:
         model = {k: _like(value[k], moved[k]) for k in value}
         return Payload(**{**reply, name: model})
 
-    def restore(self, kinds: Mapping[str, Kind], sent: Payload, reply: Payload) -> Payload:
-        """Return the reply as it is: noise stays."""
-        return reply
-
 
 @dataclass(frozen=True)
-class SumNoise:
+class SumNoise(_Noise):
     """Add noise to the statistics of a reply, whatever their fields; sums of which a patient changes at most 1.
 
     Args:
@@ -88,7 +95,6 @@ class SumNoise:
     release: Release
     rng: np.random.Generator
     sharers: int = 1
-    reveals: Literal["each"] = "each"
 
     def apply(self, kinds: Mapping[str, Kind], got: Payload, reply: Payload) -> Payload:
         """Return the reply with noise on every statistic."""
@@ -98,10 +104,6 @@ class SumNoise:
             sums = {k: plain(reply[name][k]).astype(np.float64) for k in sorted(reply[name])}
             noisy[name] = {k: x + spread * self.rng.standard_normal(x.shape) for k, x in sums.items()}
         return Payload(**{**reply, **noisy})
-
-    def restore(self, kinds: Mapping[str, Kind], sent: Payload, reply: Payload) -> Payload:
-        """Return the reply as it is: noise stays."""
-        return reply
 
 
 def noise_steps(

@@ -32,6 +32,7 @@ from polysite.errors import ConfigError, Paused, RunError
 from polysite.payload import Payload, SiteId
 from polysite.privacy import Release, epsilon
 from polysite.site import CaseScore, Examined, Scores
+from polysite.storage import set_aside
 from polysite.tree import Tree
 
 SHARED = "*"  # owner of a model that all sites use
@@ -223,7 +224,7 @@ def _next(
     """Begin the next phase; returns its position and the bytes that brought each site its first model."""
     at = _chosen(phases, folder, at)
     index, first = at.phase + 1, at.round + 1
-    best = _load_best(folder, phases, at.best_round)
+    best = load_checkpoint(folder, folder.best(at.best_round), phases).at
     _keep(folder, folder.phase(index), phases[best.phase], best, first)
     log.info("phase %d begins from the model of round %d", index + 1, best.round + 1)
     start, handed = enter_phase(phases, index, folder)
@@ -330,7 +331,8 @@ def find_progress(folder: RunFolder, phases: Sequence[Phase]) -> Progress | None
         except RunError as problem:
             log.warning("%s; trying the checkpoint before it", problem)
             continue
-        folder.set_aside(paths[: paths.index(path)])
+        for damaged in paths[: paths.index(path)]:
+            set_aside(damaged)
         folder.rewind(at.round)
         log.info("resuming after round %d from %s", at.round + 1, path.name)
         return at
@@ -343,10 +345,6 @@ def find_progress(folder: RunFolder, phases: Sequence[Phase]) -> Progress | None
     return None
 
 
-def _load_best(folder: RunFolder, phases: Sequence[Phase], round: int) -> Progress:
-    return load_checkpoint(folder, folder.best(round), phases).at
-
-
 def find_best(
     folder: RunFolder, phases: Sequence[Phase], round: int, everyone: Sequence[SiteId] = ()
 ) -> tuple[Phase, Progress]:
@@ -354,7 +352,7 @@ def find_best(
 
     ``everyone`` names the sites that the models concern, if these are not the sites of the study.
     """
-    best = _load_best(folder, phases, round)
+    best = load_checkpoint(folder, folder.best(round), phases).at
     if best.phase:
         enter_phase(phases, best.phase, folder, everyone)
     phases[best.phase].transport.remember(best.memories, best.versions)
@@ -383,7 +381,10 @@ def find_models(folder: RunFolder, phases: Sequence[Phase], result: Result, site
     """Return the models that sites use according to the result of a run; their memories are restored to them."""
     if result.best_rounds:
         return find_own(folder, phases, sites)
-    phase, best = find_best(folder, phases, result.best_round, sites)
+    return _of_best(*find_best(folder, phases, result.best_round, sites))
+
+
+def _of_best(phase: Phase, best: Progress) -> Models:
     return Models(phase, best.round, lambda asked: serving_payloads(phase.algorithm, best.state, asked))
 
 
@@ -478,11 +479,7 @@ def _chosen(phases: Sequence[Phase], folder: RunFolder, at: Progress) -> Progres
 
 
 def _finish(
-    phases: Sequence[Phase],
-    folder: RunFolder,
-    at: Progress,
-    about: Mapping[str, Any],
-    evaluate: Evaluate | None,
+    phases: Sequence[Phase], folder: RunFolder, at: Progress, about: Mapping[str, Any], evaluate: Evaluate | None
 ) -> Result:
     """Export the last and the best models, evaluate the best ones, write the result."""
     at = _chosen(phases, folder, at)
@@ -492,10 +489,8 @@ def _finish(
     own = {i: own.round for i, own in at.own.items() if i in last.transport.audience}
     others = [i for i, round in own.items() if (round, at.phase) != (best.round, best.phase)]
     common = _common(phase, best, folder, others)
-    if own:
-        models = _final(phases, folder, at)
-    else:
-        models = Models(phase, best.round, lambda sites: serving_payloads(phase.algorithm, best.state, sites))
+    concerned = sorted({*last.transport.names, *last.transport.audience})
+    models = find_own(folder, phases, concerned) if own else _of_best(phase, best)
     transport = models.phase.transport
     sent = models.payloads(transport.audience)
     served = _export(transport, folder, "best", models.round, sent)
@@ -522,15 +517,6 @@ def _finish(
     )
     folder.finish(result)
     return result
-
-
-def _final(phases: Sequence[Phase], folder: RunFolder, at: Progress) -> Models:
-    """Return the models that sites end with; the sites' memories are restored to them."""
-    last = phases[at.phase].transport
-    if any(i in last.audience for i in at.own):
-        return find_own(folder, phases, sorted({*last.names, *last.audience}))
-    phase, best = find_best(folder, phases, at.best_round)
-    return Models(phase, best.round, lambda sites: serving_payloads(phase.algorithm, best.state, sites))
 
 
 def _common(

@@ -1,8 +1,9 @@
 """The rounds of one phase, whatever carries the messages: cohort, turns of the sites, reply checks, merge."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from polysite.algorithms import name_of
@@ -155,7 +156,7 @@ def run_rounds(
             done = index + 1 - first
             due = done <= EARLY or done % plan.validate_every == 0 or done == plan.rounds
             guard = RoundGuard(plan.guard, guarding, algorithm.reply, sent, signs, clusters, (secret, index), due)
-        counter = _counter(watch, index, len(sent))
+        counter = partial(watch.site, index, of=len(sent))
         exchange = Exchange(algorithm, transport, params, plan.outgoing, index, sent, counter, guard)
         expected = None if keep_replies else expected_weights(exchange)
         if expected is not None:
@@ -187,7 +188,3 @@ def run_rounds(
         told = diagnostics(algorithm, state)
         yield Round(index, state, sent, came, refused, counted, told, new, seen, guarding, alarms)
         del sent, exchange, came, guard  # before the next round's arrive
-
-
-def _counter(watch: Watch, index: int, of: int) -> Callable[[SiteId, int], None]:
-    return lambda site, done: watch.site(index, site, done, of)

@@ -296,11 +296,6 @@ class RunFolder:
             if path.name not in there:
                 path.unlink()
 
-    def set_aside(self, damaged: Iterable[Path]) -> None:
-        """Rename damaged files, so that they are out of the way but not lost."""
-        for path in damaged:
-            path.rename(path.with_name(f"{path.name}.damaged"))
-
     def save_model(self, name: str, model: Tree) -> None:
         """Write a model as plain safetensors."""
         arrays = {k: plain(v) for k, v in model.items()}

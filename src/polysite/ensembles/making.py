@@ -136,12 +136,12 @@ def _held(chosen: Study, dealt: Mapping[SiteId, SiteSplit], shared: bool) -> Stu
 
 def _effort(members: Sequence[MemberRun], names: Sequence[SiteId]) -> dict[SiteId, SiteRecord]:
     """Return the effort and traffic behind all members, by site."""
-    total: dict[str, dict[str, Any]] = {}
+    none = dict.fromkeys(("steps", "lr_sum", "seconds", "bytes_down", "bytes_up"), 0)
+    total: dict[str, dict[str, Any]] = {site: {**none} for site in names}
     for record in (r for m in members for r in m.folder.records()):
         for site, done in record.sites.items():
-            sums = total.setdefault(site, dict.fromkeys(("steps", "lr_sum", "seconds", "bytes_down", "bytes_up"), 0))
+            sums = total.setdefault(site, {**none})
             for key in sums:
                 sums[key] += getattr(done, key)
             sums["bytes_down"] += record.handed.get(site, 0)
-    none = dict.fromkeys(("steps", "lr_sum", "seconds", "bytes_down", "bytes_up"), 0)
-    return {site: SiteRecord(loss=None, **total.get(site, none)) for site in sorted({*names, *total})}
+    return {site: SiteRecord(loss=None, **sums) for site, sums in sorted(total.items())}

@@ -147,10 +147,8 @@ class Bundle(ServedModel):
         cases = [case for site in own.values() for case in site.values()]
         if not cases:
             return {}
-        return {
-            "mean": mean_score(own, "case"),
-            **{k: fmean(case.labels[k] for case in cases) for k in cases[0].labels},
-        }
+        means = {k: fmean(case.labels[k] for case in cases) for k in cases[0].labels}
+        return {"mean": mean_score(own, "case"), **means}
 
 
 def _foreign_packages(model: Any) -> dict[str, str]:
@@ -235,7 +233,8 @@ def _network(model: Model, dims: int, modalities: int, outputs: int) -> Config:
         sizes = {"first": first, "growth": growth, "blocks": list(model.blocks)}
         return {"network_def": {"_target_": "polysite.models.sub_networks.SubDenseNet", **shape, **sizes}}
     if isinstance(model, Monai):
-        return {"network_def": {"_target_": f"monai.networks.nets.{model.network}", **_listed(model.shape(**shape))}}
+        sizes = {k: list(v) if isinstance(v, tuple) else v for k, v in model.shape(**shape).items()}  # as JSON has it
+        return {"network_def": {"_target_": f"monai.networks.nets.{model.network}", **sizes}}
     if plugins.is_foreign(model):
         return {"network_def": _foreign(model, shape)}
     shape = {"spatial_dims": dims, "in_channels": modalities, "out_channels": outputs}
@@ -243,11 +242,6 @@ def _network(model: Model, dims: int, modalities: int, outputs: int) -> Config:
         sizes = {"init_features": model.features, "growth_rate": model.growth, "block_config": list(model.blocks)}
         return {"network_def": {"_target_": "monai.networks.nets.densenet.DenseNet", **shape, **sizes}}
     return _unet(model, shape)
-
-
-def _listed(arguments: Config) -> Config:
-    """Return arguments as JSON holds them."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in arguments.items()}
 
 
 def _foreign(model: Any, shape: Config) -> str:
@@ -365,13 +359,11 @@ def _inferer(bundle: Bundle) -> Config:
     train = bundle.study.train
     if bundle.classifies:
         return {"_target_": "SimpleInferer"}
-    return {
-        **({"_target_": "SliceInferer", "spatial_dim": 0} if bundle.cut else {"_target_": "SlidingWindowInferer"}),
-        "roi_size": list(train.window or train.patch),
-        "sw_batch_size": BATCH,
-        "overlap": train.overlap,
-        "mode": "gaussian",
-    }
+    kind: Config = {"_target_": "SlidingWindowInferer"}
+    if bundle.cut:
+        kind = {"_target_": "SliceInferer", "spatial_dim": 0}
+    window = list(train.window or train.patch)
+    return {**kind, "roi_size": window, "sw_batch_size": BATCH, "overlap": train.overlap, "mode": "gaussian"}
 
 
 def _router(bundle: Bundle) -> Config:
@@ -475,7 +467,12 @@ def metadata(bundle: Bundle, files: Mapping[str, bytes]) -> Config:
     train, scans = bundle.study.train, bundle.scans
     shape = ["*"] * bundle.dims if bundle.classifies else list(train.window or train.patch)
     known = bundle.study.prepare.clip if bundle.study.prepare.normalise == "none" else ()
-    tensor = {"spatial_shape": shape, "dtype": "float32", "is_patch_data": not bundle.classifies}
+    tensor: Config = {"spatial_shape": shape, "dtype": "float32", "is_patch_data": not bundle.classifies}
+    names = ", ".join(scans.modalities)
+    image = _tensor("image", "magnitude", scans.modalities, modality=names, **tensor, value_range=list(known))
+    made = "probabilities" if bundle.classifies else "image"
+    kind = "labels" if isinstance(bundle.task, tasks.Exclusive) else "classes"
+    pred = _tensor(made, kind, bundle.channels, **tensor, value_range=[])
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -495,30 +492,14 @@ def metadata(bundle: Bundle, files: Mapping[str, bytes]) -> Config:
         },
         "weights": {"file": WEIGHTS, "sha256": hashlib.sha256(files[WEIGHTS]).hexdigest()},
         **_routing(bundle, files),
-        "network_data_format": {
-            "inputs": {
-                "image": {
-                    "type": "image",
-                    "format": "magnitude",
-                    "modality": ", ".join(scans.modalities),
-                    "num_channels": len(scans.modalities),
-                    **tensor,
-                    "value_range": list(known),
-                    "channel_def": {str(k): name for k, name in enumerate(scans.modalities)},
-                }
-            },
-            "outputs": {
-                "pred": {
-                    "type": "probabilities" if bundle.classifies else "image",
-                    "format": "labels" if isinstance(bundle.task, tasks.Exclusive) else "classes",
-                    "num_channels": len(bundle.channels),
-                    **tensor,
-                    "value_range": [],
-                    "channel_def": {str(k): name for k, name in enumerate(bundle.channels)},
-                }
-            },
-        },
+        "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": pred}},
     }
+
+
+def _tensor(kind: str, format: str, channels: Sequence[str], **more: Any) -> Config:
+    """Return the description of an input or output of the network."""
+    named = {str(k): name for k, name in enumerate(channels)}
+    return {"type": kind, "format": format, "num_channels": len(channels), **more, "channel_def": named}
 
 
 def _routing(bundle: Bundle, files: Mapping[str, bytes]) -> Config:
@@ -592,9 +573,7 @@ def _routed(bundle: Bundle) -> str:
     beyond = (
         f", or if its squared Mahalanobis distance to the nearest cluster exceeds the {QUANTILE:.1%} quantile of new "
         f"cases of that cluster ({min(wide):.1f} to {max(wide):.1f} here)"
-        if np.isfinite(wide).all()
-        else ""
-    )
+    ) * bool(np.isfinite(wide).all())
     far = (
         f"A scan is far if more than {OUTSIDE:.0%} of its features lie outside the range from the 2nd to the 98th "
         f"percentile of the cases that the clusters were fitted to{beyond}."

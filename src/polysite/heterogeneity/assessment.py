@@ -117,7 +117,7 @@ class Noise:
     hidden: tuple[str, ...] = ()  # quantities whose deviation over all patients noise hides
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Assessment:
     """Result of an assessment."""
 
@@ -125,15 +125,20 @@ class Assessment:
     cases: Mapping[SiteId, int]  # of all sites that replied
     quantities: Mapping[str, Quantity]
     distances: Mapping[str, Distance]
-    angles: Mapping[str, Values]  # component -> degrees between the mean vectors of two sites
-    alignment: Mapping[SiteId, Mapping[str, Values]]  # degrees between a case's components and the site's mean ones
-    left: Mapping[SiteId, tuple[int, str]]  # bytes that left a site, and their description
+    angles: Mapping[str, Values] = field(
+        default_factory=dict
+    )  # component -> degrees between the mean vectors of two sites
+    alignment: Mapping[SiteId, Mapping[str, Values]] = field(
+        default_factory=dict
+    )  # as `angles`, of cases with the mean
+    left: Mapping[SiteId, tuple[int, str]] = field(default_factory=dict)  # bytes that left a site, and what they were
     unlabelled: Mapping[SiteId, int]  # cases without any label
     silent: tuple[SiteId, ...]  # sites with too few cases to be described
     refused: Mapping[SiteId, str]  # sites with a reply that was not used, and why
     settings: Assess
-    encoder: str  # description; empty without embeddings
-    alternatives: Mapping[str, Mapping[str, SiteId]]  # distance -> setting -> the outlier if that alone were changed
+    encoder: str = ""  # description; empty without embeddings
+    # distance -> setting -> the outlier if that alone were changed
+    alternatives: Mapping[str, Mapping[str, SiteId]] = field(default_factory=dict)
     case_angles: Mapping[str, Values] = field(default_factory=dict)  # as ``angles``, of random cases; in a simulation
     noise: Noise | None = None  # under differential privacy
 
@@ -214,8 +219,35 @@ class Assessment:
 def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = "") -> Assessment:
     """Compare the hospitals that replied."""
     replies = {i: replies[i] for i in natural(replies)}
-    refused = odd(replies, settings)
-    heard = {i: r for i, r in replies.items() if r["quantiles"] and i not in refused}
+    heard, about = described(replies, "quantiles", odd(replies, settings), settings, encoder)
+    sites = tuple(heard)
+    drawn = {i: significance.counts(i, _length(heard[i]), settings.resamples) for i in sites}
+    quantities, metadata, alternatives = _metadata(heard, settings, drawn)
+    embeddings = _embeddings(heard, settings, drawn) if settings.projections else {}
+    return Assessment(
+        **about,
+        quantities=quantities,
+        distances={n: distance_of(n, sites, settings, found) for n, found in {"emd": metadata, **embeddings}.items()},
+        angles=_angles(heard) if settings.projections else {},
+        alignment={i: dict(r["angles"]) for i, r in heard.items()} if settings.projections else {},
+        unlabelled={i: int(r["unlabelled"]) for i, r in heard.items()},
+        alternatives={"emd": alternatives},
+    )
+
+
+def described(
+    replies: Mapping[SiteId, Payload], by: str, refused: Mapping[SiteId, str], settings: Assess, encoder: str
+) -> tuple[dict[SiteId, Payload], dict[str, Any]]:
+    """Return the replies that are compared, and the fields of an `Assessment` that do not depend on the comparison.
+
+    Args:
+        replies: The replies of all sites.
+        by: Field that describes the cases; it is empty at a site with too few of them.
+        refused: Sites with a reply that is not used, and why.
+        settings: The settings.
+        encoder: Description of the encoder.
+    """
+    heard = {i: r for i, r in replies.items() if r[by] and i not in refused}
     if len(replies) < 2:
         raise DataError("an assessment compares hospitals, and there is only one")
     if len(heard) < 2:
@@ -223,25 +255,15 @@ def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = 
             f"an assessment compares hospitals, and {len(heard)} of {len(replies)} can be described: "
             + (next(iter(refused.values())) if refused else f"a site needs {settings.fewest} cases (assess.fewest)")
         )
-    sites = tuple(heard)
-    drawn = {i: significance.counts(i, _length(heard[i]), settings.resamples) for i in sites}
-    quantities, metadata, alternatives = _metadata(heard, settings, drawn)
-    embeddings = _embeddings(heard, settings, drawn) if settings.projections else {}
-    return Assessment(
-        sites=sites,
-        cases={i: int(r["cases"]) for i, r in replies.items()},
-        quantities=quantities,
-        distances={n: distance_of(n, sites, settings, found) for n, found in {"emd": metadata, **embeddings}.items()},
-        angles=_angles(heard) if settings.projections else {},
-        alignment={i: dict(r["angles"]) for i, r in heard.items()} if settings.projections else {},
-        left={i: (r.nbytes, "what was refused" if i in refused else left(r)) for i, r in replies.items()},
-        unlabelled={i: int(r["unlabelled"]) for i, r in heard.items()},
-        silent=tuple(i for i, r in replies.items() if not r["quantiles"]),
-        refused=refused,
-        settings=settings,
-        encoder=encoder if settings.projections else "",
-        alternatives={"emd": alternatives},
-    )
+    return heard, {
+        "sites": tuple(heard),
+        "cases": {i: int(r["cases"]) for i, r in replies.items()},
+        "left": {i: (r.nbytes, "what was refused" if i in refused else left(r)) for i, r in replies.items()},
+        "silent": tuple(i for i, r in replies.items() if not r[by]),
+        "refused": refused,
+        "settings": settings,
+        "encoder": encoder if settings.projections else "",
+    }
 
 
 Pair = tuple[float, Values, float, float]  # distance, its resamples, p, and the mean distance by chance

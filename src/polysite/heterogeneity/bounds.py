@@ -85,11 +85,7 @@ def largest(quantities: int, embedded: bool) -> float:
 
 
 def bounded_sums(
-    settings: PrivateSums,
-    quantities: Mapping[str, Any],
-    absent: Mapping[str, Any],
-    patients: Any,
-    vectors: Any = None,
+    settings: PrivateSums, quantities: Mapping[str, Any], absent: Mapping[str, Any], patients: Any, vectors: Any = None
 ) -> dict[str, Any]:
     """Return the sums over the patients; one patient more or less changes them by at most 1 in length.
 

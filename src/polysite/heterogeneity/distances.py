@@ -186,12 +186,7 @@ def _along(weights: Values, values: Values) -> Values:
 
 
 # statistics that are averaged over the directions of an embedding; all are squares
-SQUARES: Mapping[str, Statistic] = {
-    "euclidean": shift,
-    "energy": energy,
-    "mmd": discrepancy,
-    "frechet": frechet,
-}
+SQUARES: Mapping[str, Statistic] = {"euclidean": shift, "energy": energy, "mmd": discrepancy, "frechet": frechet}
 
 
 def angle(one: Values, other: Values) -> float:

@@ -9,7 +9,7 @@ is a count (cases without a modality or label). A finding about a hospital that 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,8 @@ from polysite.heterogeneity.noisy import analyse
 from polysite.heterogeneity.verdict import Verdict, judge
 from polysite.payload import Payload, SiteId
 
-ARRAYS = {"matrix", "low", "high", "p", "adjusted", "chance"}
+ARRAYS = ("matrix", "low", "high", "p", "adjusted", "chance")
+NUMBERS = ("alone", "sums", "graded", "named")  # of every site
 
 
 def compared(replies: Mapping[SiteId, Payload], settings: Assess, modalities_can_change: bool, unseen: bool) -> bytes:
@@ -56,13 +57,10 @@ def read(content: bytes, settings: Assess, asked: Sequence[SiteId]) -> tuple[Ass
             quantities={n: _quantity(n, q, sites) for n, q in plain["quantities"].items()},
             distances={n: _distance(n, d, sites) for n, d in plain["distances"].items()},
             angles={n: _matrix(m, len(sites)) for n, m in plain["angles"].items()},
-            alignment={},
-            left={},
             unlabelled={i: int(plain["unlabelled"][i]) for i in sites},
             silent=tuple(i for i in plain["silent"] if i in asked),
             refused={str(i): str(why)[:300] for i, why in plain["refused"].items() if i in asked},
             settings=settings,
-            encoder="",
             alternatives={
                 str(n): {str(k): str(i) for k, i in each.items()} for n, each in plain["alternatives"].items()
             },
@@ -95,14 +93,12 @@ def _distance(name: str, plain: Mapping[str, Any], sites: Sequence[SiteId]) -> D
             raise ValueError("a group has other hospitals")
         return found
 
-    named = {"name", "outlier", "silhouette", "clusters", "linked", "against", "error", *ARRAYS}
-    numbers = [f.name for f in fields(Distance) if f.name not in named]
     outlier = str(plain["outlier"])
     if outlier not in sites:
         raise ValueError("the most distant hospital is another one")
     rest: dict[str, Any] = {k: _matrix(plain[k], len(sites)) for k in ARRAYS}
     rest["error"] = None if plain.get("error") is None else _matrix(plain["error"], len(sites))
-    rest |= {k: {i: float(x) for i, x in plain[k].items() if i in sites} for k in numbers}
+    rest |= {k: {i: float(x) for i, x in plain[k].items() if i in sites} for k in NUMBERS}
     return Distance(
         name=name,
         outlier=outlier,

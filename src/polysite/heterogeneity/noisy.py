@@ -27,12 +27,11 @@ from zlib import crc32
 
 import numpy as np
 
-from polysite.errors import DataError
 from polysite.heterogeneity import assessment, significance
 from polysite.heterogeneity.assessment import Assessment, Noise, Quantity, Tested, combined, distance_of, set_apart
 from polysite.heterogeneity.bounds import CLASS, EMBEDDING, INTENSITY, SQUARE, VOLUME, largest
 from polysite.heterogeneity.distances import Values
-from polysite.heterogeneity.exchange import Assess, left
+from polysite.heterogeneity.exchange import Assess
 from polysite.payload import Payload, SiteId, natural
 
 SURE = 3.0  # deviations of the noise below which a variance is hidden, or a count of absent values none or all
@@ -46,13 +45,7 @@ def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = 
     if release is None:
         return assessment.analyse(replies, settings, encoder)
     replies = {i: replies[i] for i in natural(replies)}
-    refused = _odd(replies, settings)
-    heard = {i: r for i, r in replies.items() if r["sums"] and i not in refused}
-    if len(heard) < 2:
-        raise DataError(
-            f"an assessment compares hospitals, and {len(heard)} of {len(replies)} can be described: "
-            + (next(iter(refused.values())) if refused else f"a site needs {settings.fewest} cases (assess.fewest)")
-        )
+    heard, about = assessment.described(replies, "sums", _odd(replies, settings), settings, encoder)
     known = _Known.of(heard, release.noise)
     quantities, metadata, hidden = _metadata(known, settings)
     distances = {"shift": metadata}
@@ -60,19 +53,10 @@ def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = 
         distances["centre"] = _embeddings(known, settings)
     sites, cost = tuple(heard), settings.private
     return Assessment(
-        sites=sites,
-        cases={i: int(r["cases"]) for i, r in replies.items()},
+        **about,
         quantities=quantities,
         distances={n: distance_of(n, sites, settings, found) for n, found in distances.items()},
-        angles={},
-        alignment={},
-        left={i: (r.nbytes, "what was refused" if i in refused else left(r)) for i, r in replies.items()},
         unlabelled=dict.fromkeys(sites, 0),
-        silent=tuple(i for i, r in replies.items() if not r["sums"]),
-        refused=refused,
-        settings=settings,
-        encoder=encoder if settings.projections else "",
-        alternatives={},
         noise=Noise(cost.epsilon, cost.delta, release.noise, hidden),
     )
 

@@ -71,11 +71,7 @@ def counts(site: str, cases: int, draws: int) -> Values:
 
 
 def resampled(
-    one: Values,
-    other: Values,
-    drawn: tuple[Values, Values],
-    statistics: Mapping[str, Statistic],
-    widths: Values,
+    one: Values, other: Values, drawn: tuple[Values, Values], statistics: Mapping[str, Statistic], widths: Values
 ) -> dict[str, Values]:
     """Return every statistic of every quantity in every resample: (quantity, resample)."""
     z, _, order = merged(one, other)

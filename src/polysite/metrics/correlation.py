@@ -24,12 +24,7 @@ def correlation(x: ArrayLike, y: ArrayLike, kind: Kind = "pearson") -> float:
 
 
 def interval(
-    x: ArrayLike,
-    y: ArrayLike,
-    kind: Kind = "pearson",
-    level: float = 0.95,
-    draws: int = 5000,
-    seed: int = 0,
+    x: ArrayLike, y: ArrayLike, kind: Kind = "pearson", level: float = 0.95, draws: int = 5000, seed: int = 0
 ) -> tuple[float, float]:
     """Return the bootstrap percentile interval of a correlation; NaN if it has none.
 

@@ -42,7 +42,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polysite.errors import ConfigError, DataError
+from polysite.errors import ConfigError
+from polysite.metrics.statistics import finite
 
 MODERATE = 8.0  # degrees of freedom of the common variance in that of a hospital
 TAUS, SIGMAS = 96, 48  # nodes of the grid
@@ -88,10 +89,7 @@ class Tally:
     @classmethod
     def of(cls, gains: ArrayLike) -> Self:
         """Sum up the gains of the cases of a hospital."""
-        values = np.asarray(gains, np.float64).reshape(-1)
-        odd = int((~np.isfinite(values)).sum())
-        if odd:
-            raise DataError(f"{odd} of {values.size} gains are not finite numbers; leave those cases out")
+        values = finite(gains, "gains")
         return cls(values.size, float(values.sum()), float((values**2).sum()))
 
     @property

@@ -67,7 +67,7 @@ def wins(differences: ArrayLike, margin: float = 0.0) -> tuple[int, int, int]:
     >>> wins([0.3, 0.0, -0.2, 0.1], margin=0.1)
     (1, 2, 1)
     """
-    values = _numbers(differences)
+    values = finite(differences)
     won, lost = int((values > margin).sum()), int((values < -margin).sum())
     return won, values.size - won - lost, lost
 
@@ -89,7 +89,7 @@ def interval(
     >>> round(low, 3), round(high, 3)
     (1.793, 3.207)
     """
-    values = _numbers(differences)
+    values = finite(differences)
     names = np.zeros(values.size, np.int64) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
     if not values.size or names.size != values.size:
         raise DataError(f"{values.size} differences in {names.size} places; give at least one, and a group for each")
@@ -110,15 +110,16 @@ def interval(
     return float(low), float(high)
 
 
-def _numbers(differences: ArrayLike) -> NDArray[np.float64]:
-    values = np.asarray(differences, np.float64).reshape(-1)
+def finite(given: ArrayLike, what: str = "differences") -> NDArray[np.float64]:
+    """Return numbers as a flat array; refuse any that are not finite."""
+    values = np.asarray(given, np.float64).reshape(-1)
     odd = int((~np.isfinite(values)).sum())
     if odd:
-        raise DataError(f"{odd} of {values.size} differences are not finite numbers; leave those cases out")
+        raise DataError(f"{odd} of {values.size} {what} are not finite numbers; leave those cases out")
     return values
 
 
 def _nonzero(differences: ArrayLike) -> NDArray[np.float64]:
-    values = _numbers(differences)
+    values = finite(differences)
     nonzero: NDArray[np.float64] = values[values != 0]
     return nonzero

@@ -13,7 +13,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from math import prod
 from pathlib import Path
@@ -52,8 +51,22 @@ class Encoder(Protocol):
         ...
 
 
+class Weights:
+    """The file with the weights of an encoder."""
+
+    @property
+    def _file(self) -> Path:
+        raise NotImplementedError
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the weights."""
+        with self._file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
 @dataclass(frozen=True)
-class Bundled:
+class Bundled(Weights):
     """A small encoder that ships with polysite and needs no download; it was trained on phantoms."""
 
     channels: ClassVar[int] = 128
@@ -62,11 +75,6 @@ class Bundled:
     def words(self) -> str:
         """Description for a report."""
         return "the small encoder that ships with polysite, trained on drawn phantoms"
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of the weights."""
-        return _digest(self._file)
 
     @property
     def _file(self) -> Path:
@@ -89,7 +97,7 @@ class Bundled:
 
 
 @dataclass(frozen=True)
-class MedicalNet:
+class MedicalNet(Weights):
     """MedicalNet's 3D-ResNet-18, trained on public datasets of CT and MR: the encoder of the distance-aware paper.
 
     Args:
@@ -106,11 +114,6 @@ class MedicalNet:
         return f"MedicalNet 3D-ResNet-18 from {Path(self.path).name}"
 
     @property
-    def fingerprint(self) -> str:
-        """Digest of the weights."""
-        return _digest(self._file)
-
-    @property
     def _file(self) -> Path:
         if not self.path:
             raise ConfigError("encoder.path is missing: name MedicalNet's checkpoint, resnet_18.pth")
@@ -121,8 +124,7 @@ class MedicalNet:
         from polysite.models.resnet3d import ResNet18
 
         weights = {k: v for k, v in self._state() if not k.startswith(("conv_seg.", "fc."))}  # layers after the encoder
-        network = partial(ResNet18, "B" if any(".downsample." in k for k in weights) else "A")
-        return _filled(network, weights, self._file, "a 3D-ResNet-18 of MedicalNet")
+        return _filled(ResNet18, weights, self._file, "a 3D-ResNet-18 of MedicalNet")
 
     def _state(self) -> Iterator[tuple[str, Any]]:
         """Yield the tensors of the checkpoint by name, without the prefix ``module.`` of training on several GPUs."""
@@ -147,7 +149,7 @@ class MedicalNet:
 
 
 @dataclass(frozen=True)
-class DeepBet:
+class DeepBet(Weights):
     """The brain locator of the package deepbet (MIT), trained on T1-weighted heads; small, and installable with pip.
 
     Args:
@@ -163,11 +165,6 @@ class DeepBet:
     def words(self) -> str:
         """Description for a report."""
         return "the brain finder of deepbet 1.0.2"
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of the weights."""
-        return _digest(self._file)
 
     @property
     def _file(self) -> Path:
@@ -362,8 +359,3 @@ def _existing(path: str, otherwise: str) -> Path:
     except OSError as problem:
         raise ConfigError(f"encoder.path = {path!r} cannot be opened ({problem.strerror}); {otherwise}") from problem
     return Path(path)
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -3,50 +3,36 @@
 Paper: Chen et al., Med3D: Transfer Learning for 3D Medical Image Analysis, 2019
 
 The last two of four stages use dilation 2 and 4 instead of halving the volume, so that one position of the 512 channels
-covers 8 × 8 × 8 voxels. A block that changes the number of channels adds its input padded with zero channels (shortcut
-"A", the published ResNet-18), or after a 1 × 1 × 1 convolution ("B").
+covers 8 × 8 × 8 voxels. A block that changes the number of channels adds its input padded with zero channels.
 """
-
-from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-Shortcut = Literal["A", "B"]
-
 
 class Block(nn.Module):
     """A residual block of two convolutions."""
 
-    def __init__(self, before: int, channels: int, stride: int, dilation: int, shortcut: Shortcut):
+    def __init__(self, before: int, channels: int, stride: int, dilation: int):
         super().__init__()
         self.conv1 = nn.Conv3d(before, channels, 3, stride, padding=dilation, dilation=dilation, bias=False)
         self.bn1 = nn.BatchNorm3d(channels)
         self.conv2 = nn.Conv3d(channels, channels, 3, padding=dilation, dilation=dilation, bias=False)
         self.bn2 = nn.BatchNorm3d(channels)
         self.stride, self.added = stride, channels - before
-        self.downsample: nn.Module | None = None
-        if shortcut == "B" and (self.added or stride > 1):
-            convolution = nn.Conv3d(before, channels, 1, stride, bias=False)
-            self.downsample = nn.Sequential(convolution, nn.BatchNorm3d(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the features of a batch."""
         inner = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
-        return functional.relu(inner + self._shortcut(x))
-
-    def _shortcut(self, x: torch.Tensor) -> torch.Tensor:
-        if self.downsample is not None:
-            return self.downsample(x)  # type: ignore[no-any-return]
         x = x[..., :: self.stride, :: self.stride, :: self.stride]  # an average over windows of one voxel
-        return functional.pad(x, (0, 0, 0, 0, 0, 0, 0, self.added))
+        return functional.relu(inner + functional.pad(x, (0, 0, 0, 0, 0, 0, 0, self.added)))
 
 
 class ResNet18(nn.Module):
     """Encoder from (batch, 1, *space) to (batch, 512, *space / 8); to space / 32 if not ``dilated``, as in MONAI."""
 
-    def __init__(self, shortcut: Shortcut = "A", dilated: bool = True):
+    def __init__(self, dilated: bool = True):
         super().__init__()
         self.conv1 = nn.Conv3d(1, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm3d(64)
@@ -55,8 +41,8 @@ class ResNet18(nn.Module):
         before = 64
         for stage, (stride, dilation) in enumerate([(1, 1), (2, 1), *last]):
             channels = 64 << stage
-            first = Block(before, channels, stride, dilation, shortcut)
-            self.add_module(f"layer{stage + 1}", nn.Sequential(first, Block(channels, channels, 1, dilation, shortcut)))
+            first = Block(before, channels, stride, dilation)
+            self.add_module(f"layer{stage + 1}", nn.Sequential(first, Block(channels, channels, 1, dilation)))
             before = channels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -69,7 +69,7 @@ class UNetSub:
 
 
 @dataclass(frozen=True)
-class DenseNetSub:
+class DenseNetSub(DenseNet):
     """A DenseNet with an encoder for every class.
 
     Args:
@@ -77,20 +77,6 @@ class DenseNetSub:
         growth: Channels that a layer adds in the plain DenseNet of the same size.
         features: Channels of its first convolution.
     """
-
-    blocks: tuple[int, ...] = (6, 12, 24, 16)
-    growth: int = 32
-    features: int = 64
-
-    task: ClassVar[str] = "classification"
-
-    def __post_init__(self) -> None:
-        DenseNet(self.blocks, self.growth, self.features)  # checks the values
-
-    @property
-    def divisor(self) -> int:
-        """Factor that the sides of a patch must be multiples of."""
-        return DenseNet(self.blocks).divisor
 
     def widths(self, dims: int, modalities: int, outputs: int) -> Widths:
         """Return the channels of every encoder's first convolution, and those that a layer of each block adds."""

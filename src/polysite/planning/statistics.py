@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from nibabel.orientations import apply_orientation, io_orientation, ornt_transform
 
+from polysite import config
 from polysite.data.files import Files, channel
 from polysite.data.images import Image
 from polysite.data.manifest import Row
-from polysite.errors import DataError
+from polysite.errors import ConfigError, DataError
 from polysite.foreign import parse_json
 
 SAMPLE = 32  # cases that are opened
@@ -67,19 +68,11 @@ class SiteStatistics:
     def parse(cls, text: str, where: str) -> "SiteStatistics":
         """Return the statistics in a text of JSON, as another site wrote it; refuse anything else."""
         try:
-            given = parse_json(text)
-            kinds = {"site": str, "cases": int, "channels": int, "labels": int, "task": str}
-            if not all(type(given[k]) is kind for k, kind in kinds.items()):
-                raise ValueError("a wrong type")
-            numbers: dict[str, Any] = {k: given[k] for k in kinds}
-            numbers |= {k: tuple(int(v) for v in given[k]) for k in ("shape", "turned_shape")}
-            numbers |= {k: tuple(float(v) for v in given[k]) for k in ("spacing", "turned_spacing")}
-            axes = tuple(str(a)[:3] for a in given["axes"][:48])
-            found = cls(**numbers, spread=float(given["spread"]), axes=axes)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as problem:
+            found = config.convert(cls, parse_json(text), "")
+        except (ConfigError, ValueError, TypeError, OverflowError) as problem:
             raise DataError(f"{where} does not hold the statistics of a site ({problem}); make them again") from problem
         sizes = (*found.shape, *found.turned_shape, *found.spacing, *found.turned_spacing, found.spread)
-        sound = all(0 < v < 1e6 for v in sizes) and found.dims in (2, 3)
+        sound = all(0 < v < 1e6 for v in sizes) and found.dims in (2, 3) and {*map(len, found.axes)} <= {3}
         equal = all(len(v) in (0, found.dims) for v in (found.spacing, found.turned_shape, found.turned_spacing))
         if not (sound and equal and min(found.cases, found.channels, found.labels) > 0):
             raise DataError(f"{where} holds statistics that no images have; make them again")

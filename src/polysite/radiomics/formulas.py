@@ -80,61 +80,32 @@ GLCM = [
     "SumEntropy",
     "SumSquares",
 ]
-# Features of grey level × size, in one order for three matrices: the size is that of runs, zones or dependences.
-GLRLM = [
-    "ShortRunEmphasis",
-    "LongRunEmphasis",
-    "GrayLevelNonUniformity",
-    "GrayLevelNonUniformityNormalized",
-    "RunLengthNonUniformity",
-    "RunLengthNonUniformityNormalized",
-    "RunPercentage",
-    "GrayLevelVariance",
-    "RunVariance",
-    "RunEntropy",
-    "LowGrayLevelRunEmphasis",
-    "HighGrayLevelRunEmphasis",
-    "ShortRunLowGrayLevelEmphasis",
-    "ShortRunHighGrayLevelEmphasis",
-    "LongRunLowGrayLevelEmphasis",
-    "LongRunHighGrayLevelEmphasis",
-]
-GLSZM = [
-    "SmallAreaEmphasis",
-    "LargeAreaEmphasis",
-    "GrayLevelNonUniformity",
-    "GrayLevelNonUniformityNormalized",
-    "SizeZoneNonUniformity",
-    "SizeZoneNonUniformityNormalized",
-    "ZonePercentage",
-    "GrayLevelVariance",
-    "ZoneVariance",
-    "ZoneEntropy",
-    "LowGrayLevelZoneEmphasis",
-    "HighGrayLevelZoneEmphasis",
-    "SmallAreaLowGrayLevelEmphasis",
-    "SmallAreaHighGrayLevelEmphasis",
-    "LargeAreaLowGrayLevelEmphasis",
-    "LargeAreaHighGrayLevelEmphasis",
-]
-GLDM = [  # "-": the same as another feature, or always 1
-    "SmallDependenceEmphasis",
-    "LargeDependenceEmphasis",
-    "GrayLevelNonUniformity",
-    "-",
-    "DependenceNonUniformity",
-    "DependenceNonUniformityNormalized",
-    "-",
-    "GrayLevelVariance",
-    "DependenceVariance",
-    "DependenceEntropy",
-    "LowGrayLevelEmphasis",
-    "HighGrayLevelEmphasis",
-    "SmallDependenceLowGrayLevelEmphasis",
-    "SmallDependenceHighGrayLevelEmphasis",
-    "LargeDependenceLowGrayLevelEmphasis",
-    "LargeDependenceHighGrayLevelEmphasis",
-]
+
+
+def _of_size(small: str, large: str, number: str, of: str, level: str) -> list[str]:
+    """Return the names of the features of grey level × size, in one order for three matrices: the size is that of runs,
+    zones or dependences."""
+    return [
+        f"{small}Emphasis",
+        f"{large}Emphasis",
+        "GrayLevelNonUniformity",
+        "GrayLevelNonUniformityNormalized",
+        f"{number}NonUniformity",
+        f"{number}NonUniformityNormalized",
+        f"{of}Percentage",
+        "GrayLevelVariance",
+        f"{of}Variance",
+        f"{of}Entropy",
+        f"LowGrayLevel{level}Emphasis",
+        f"HighGrayLevel{level}Emphasis",
+        *(f"{size}{grey}GrayLevelEmphasis" for size in (small, large) for grey in ("Low", "High")),
+    ]
+
+
+GLRLM = _of_size("ShortRun", "LongRun", "RunLength", "Run", "Run")
+GLSZM = _of_size("SmallArea", "LargeArea", "SizeZone", "Zone", "Zone")
+GLDM = _of_size("SmallDependence", "LargeDependence", "Dependence", "Dependence", "")
+LEFT_OUT = {("gldm", "GrayLevelNonUniformityNormalized"), ("gldm", "DependencePercentage")}  # as another, or always 1
 NGTDM = ["Busyness", "Coarseness", "Complexity", "Contrast", "Strength"]
 
 NAMES = tuple(
@@ -148,7 +119,7 @@ NAMES = tuple(
         "ngtdm": NGTDM,
     }.items()
     for name in names
-    if name != "-"
+    if (family, name) not in LEFT_OUT
 )
 
 

@@ -20,13 +20,11 @@ from polysite.heterogeneity.assessment import (
     Assessment,
     Distance,
     Groups,
-    Quantity,
     at_once,
 )
 from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.distances import Values
 from polysite.heterogeneity.verdict import LISTED, Finding, Verdict, some, tests
-from polysite.payload import SiteId
 from polysite.report import assess_figures as draw
 from polysite.report.figure_files import Picture, write_figures
 from polysite.report.template import render
@@ -149,16 +147,11 @@ def amount(count: int) -> str:
 def _site_tests(assessment: Assessment) -> dict[str, Any]:
     """Return the adjusted p-values that a hospital differs, by metadata and by embeddings."""
     p, kinds = tests(assessment), [name for name in TESTED if name in assessment.distances]
-    columns = [f"p, {'metadata' if name in METADATA else 'embeddings'}" for name in kinds]
-    rows = [
-        {
-            "site": site,
-            "cases": assessment.cases[site],
-            "p": [probability(p[name, site]) for name in kinds],
-            "differs": min(p[name, site] for name in kinds) <= LEVEL,
-        }
-        for site in assessment.sites
-    ]
+    columns, rows = [f"p, {'metadata' if name in METADATA else 'embeddings'}" for name in kinds], []
+    for site in assessment.sites:
+        own = [p[name, site] for name in kinds]
+        given = {"p": list(map(probability, own)), "differs": min(own) <= LEVEL}
+        rows.append({"site": site, "cases": assessment.cases[site], **given})
     return {"columns": columns, "rows": rows}
 
 
@@ -272,21 +265,16 @@ def _quantities(assessment: Assessment) -> Iterator[dict[str, Any]]:
     largest = {"maxI": assessment.largest(INTENSITY), "maxL": assessment.largest(VOLUME, CLASS)}
     roles = {quantity.name: role for role, quantity in largest.items() if quantity}
     for quantity in assessment.quantities.values():
+        apart = [site for site in assessment.sites if assessment.stands_out(quantity, site)]
+        ends = dict.fromkeys(f"{f(quantity.divisors.values()):.4g}" for f in (min, max) if quantity.divisors)
         yield {
             "name": quantity.name,
             "mean": f"{quantity.mean:.3f}",
             "role": roles.get(quantity.name, ""),
-            "scale": " to ".join(dict.fromkeys(f"{f(quantity.divisors.values()):.4g}" for f in (min, max)))
-            if quantity.divisors
-            else "–",
+            "scale": " to ".join(ends) or "–",
             "unit": quantity.unit,
-            "apart": some(_apart(assessment, quantity), len(assessment.sites) > LISTED) or "–",
+            "apart": some(apart, len(assessment.sites) > LISTED) or "–",
         }
-
-
-def _apart(assessment: Assessment, quantity: Quantity) -> list[SiteId]:
-    """Return the hospitals that differ from all others together in this quantity."""
-    return [site for site in assessment.sites if assessment.stands_out(quantity, site)]
 
 
 def _couples(assessment: Assessment, matrix: Values) -> list[tuple[int, int]]:

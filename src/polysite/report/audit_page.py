@@ -26,6 +26,7 @@ BESIDE = {  # what an attack is compared with: marker, colour, name and descript
     "hospital": ("D", 3, "hospital's average", "the average scan of the hospital"),
     "compressed": ("v", 2, "scan itself, compressed", "the scan itself, compressed to as many numbers"),
 }
+Attack = TypeVar("Attack", Membership, Rebuilt)
 FEWEST = 5  # training patients of a hospital, below which the page says what a policy would have prevented
 
 
@@ -316,40 +317,23 @@ def _curves(findings: Sequence[Finding]) -> Figure:
     return figure
 
 
-@dataclass(frozen=True)
-class Surface:
-    """A model that an attacker may have, and how well it tells who was trained on.
-
-    Args:
-        name: Short name.
-        words: What the model is.
-        who: Who has it in this run.
-        seen: Whether anybody but the hospital itself had it in this run.
-        found: What the attack found.
-    """
-
-    name: str
-    words: str
-    who: str
-    seen: bool
-    found: Membership
-
-
 @dataclass(frozen=True, eq=False)
-class Inverted:
-    """A gradient or change of a model from which images were rebuilt.
+class Attacked(Generic[Attack]):
+    """What an attacker may have, and what an attack made of it.
 
     Args:
         name: Short name.
         words: What it is.
-        seen: Whether it left a hospital in this run.
-        found: What the attack found.
+        seen: Whether anybody but the hospital itself had it in this run.
+        found: What the attack found: who was trained on, or rebuilt images.
+        who: Who has it in this run.
     """
 
     name: str
     words: str
     seen: bool
-    found: Rebuilt
+    found: Attack
+    who: str = ""
 
 
 @dataclass(frozen=True)
@@ -389,9 +373,9 @@ class Protections:
 class AttackedModels:
     """All that an audit of a run found."""
 
-    surfaces: tuple[Surface, ...]
+    surfaces: tuple[Attacked[Membership], ...]
     control: Membership  # the untrained network
-    inverted: tuple[Inverted, ...]
+    inverted: tuple[Attacked[Rebuilt], ...]
     protections: Protections
     replayed: str  # how exactly the rounds were replayed
     scans: bool = True  # whether the page shows slices of patients
@@ -399,7 +383,7 @@ class AttackedModels:
     beside: ClassVar[str] = ""
     caution: ClassVar[str] = "These are two attacks with the cases at hand, not a proof of privacy."
 
-    def surface(self, name: str) -> Surface | None:
+    def surface(self, name: str) -> Attacked[Membership] | None:
         """Return a surface by its name."""
         return next((s for s in self.surfaces if s.name == name), None)
 

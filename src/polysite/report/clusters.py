@@ -74,23 +74,24 @@ def tsne(vectors: Values, seed: int = 0, perplexity: float = PERPLEXITY) -> Valu
 
 def maps(points: Values, shown: Shown, axes_names: tuple[str, str] | None = None) -> str:
     """Draw a dot per case, coloured by hospital on the left and by cluster on the right; return SVG."""
-    left, right = shown.site_names, shown.cluster_names
-    rows = max(_legend_rows(left), _legend_rows([f"cluster {c}" for c in right]))
+    sides = [("by hospital", shown.sites, {s: s for s in shown.site_names})]
+    sides.append(("by cluster", shown.clusters, {c: f"cluster {c}" for c in shown.cluster_names}))
+    columns = [max(1, min(len(of), 44 // (max(map(len, of.values())) + 4))) for _, _, of in sides]
+    rows = max(ceil(len(of) / count) for (_, _, of), count in zip(sides, columns, strict=True))
     figure = Figure((WIDE, 3.4 + 0.19 * rows))
     figure.set_layout_engine("constrained", wspace=0.06)
-    one, other = figure.subplots(1, 2)
     flat = np.hstack([points, np.zeros((len(points), 1))])[:, :2]
-    _dots(one, flat, shown.sites, left, {s: s for s in left}, "by hospital")
-    _dots(other, flat, shown.clusters, right, {c: f"cluster {c}" for c in right}, "by cluster")
-    _numbers(other, flat, shown)
-    for axes, names in ((one, left), (other, [f"cluster {c}" for c in right])):
-        below = 0.17 if axes_names else 0.02
+    for k, (title, groups, names) in enumerate(sides):
+        axes = figure.add_subplot(1, 2, k + 1)
+        _dots(axes, flat, groups, names, title)
+        if k:
+            _numbers(axes, flat, shown)
         if axes_names:
             axes.set_xlabel(axes_names[0], fontsize=9)
             axes.set_ylabel(axes_names[1], fontsize=9)
         else:
             axes.set(xticks=[], yticks=[])
-        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -below), "ncols": _legend_columns(names)}
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17 if axes_names else -0.02), "ncols": columns[k]}
         axes.legend(frameon=False, fontsize=8, handletextpad=0.1, columnspacing=0.9, markerscale=1.1, **place)
     return draw(figure)
 
@@ -142,10 +143,9 @@ def by_label(shown: Shown) -> Grid:
         held = of == cluster if cluster else np.ones(len(of), bool)
         sites = {s for s, inside in zip(shown.sites, held, strict=True) if inside}
         cells = [spread((100 * column).tolist(), 1) for column in table[held].T] if table is not None else []
-        first = name(f"cluster {cluster}" if cluster else "all")
-        lines.append(
-            Line((first, number(int(held.sum()), "d"), number(len(sites), "d"), *cells), "" if cluster else "total")
-        )
+        counts = number(int(held.sum()), "d"), number(len(sites), "d")
+        first, kind = (f"cluster {cluster}", "") if cluster else ("all", "total")
+        lines.append(Line((name(first), *counts, *cells), kind))
     head = ("cluster", "cases", "hospitals", *(f"{label} (%)" for label in (shown.labels if table is not None else ())))
     note = (
         "Mean and standard deviation of the labelled fraction of the head, in per cent; for a class, the fraction of "
@@ -242,9 +242,8 @@ def page(shown: Shown, about: Mapping[str, Any]) -> Page:
     listed = "\n".join(f"{k}: {v}" for k, v in made.items())
     versions = "\n".join(f"{k}: {v}" for k, v in about["versions"].items())
     files = "Every number is in features.csv, clusters.csv and radiomics.json."
-    parts.append(
-        Section("made", "Settings and versions", (files, Folded("Settings", listed), Folded("Versions", versions)))
-    )
+    made_with = files, Folded("Settings", listed), Folded("Versions", versions)
+    parts.append(Section("made", "Settings and versions", made_with))
     tried = list(about["clusters"]["bic"])
     why = "the number that was set" if len(tried) == 1 else f"the number among {_listed(tried)} with the lowest BIC"
     empty = about["clusters"]["components"] - len(shown.cluster_names)
@@ -262,10 +261,8 @@ def page(shown: Shown, about: Mapping[str, Any]) -> Page:
 
 
 def _outlying(about: Mapping[str, Any]) -> Grid:
-    lines = [
-        Line((name(site), number(count, "d"), _count(about["outlying"][site])))
-        for site, count in about["cases"].items()
-    ]
+    cases, far = about["cases"], about["outlying"]
+    lines = [Line((name(site), number(count, "d"), _count(far[site]))) for site, count in cases.items()]
     note = (
         "Cases with a feature that lies outside the range from the 2nd to the 98th percentile by more than a hundred "
         "times its width: check these scans. Their names are only in their own hospital's sites/NAME/outliers.csv."
@@ -273,11 +270,9 @@ def _outlying(about: Mapping[str, Any]) -> Grid:
     return Grid("outlying", "Outliers", ("hospital", "cases", "outliers"), tuple(lines), note)
 
 
-def _dots(
-    axes: Axes, at: Values, groups: Sequence[str], order: Sequence[str], names: Mapping[str, str], title: str
-) -> None:
+def _dots(axes: Axes, at: Values, groups: Sequence[str], names: Mapping[str, str], title: str) -> None:
     of = np.array(groups)
-    for k, group in enumerate(order):
+    for k, group in enumerate(names):
         x, y = at[of == group].T
         look: dict[str, Any] = {"color": colour(k), "marker": marker(k), "ls": "", "mec": "white", "mew": 0.4}
         look |= {"ms": 6 if len(of) <= 300 else 4, "alpha": 0.9}
@@ -293,14 +288,6 @@ def _numbers(axes: Axes, at: Values, shown: Shown) -> None:
     for cluster in shown.cluster_names:
         x, y = np.median(at[of == cluster], axis=0)
         axes.text(x, y, cluster, fontsize=11, fontweight="bold", ha="center", va="center", path_effects=around)
-
-
-def _legend_columns(names: Sequence[str]) -> int:
-    return max(1, min(len(names), 44 // (max(map(len, names)) + 4)))
-
-
-def _legend_rows(names: Sequence[str]) -> int:
-    return ceil(len(names) / _legend_columns(names))
 
 
 def _clusters(count: int) -> str:

@@ -38,8 +38,9 @@ def cases(methods: Sequence[Method], reference: str) -> list[Shown]:
     beside = {m.name for m in ranked[:MAX_METHODS]}
     chosen = [ranked[0], *(m for m in able if m.name in beside and m is not ranked[0])]
     return [
-        _case(evaluation, (place["site"], place["case"]), _kept(evaluation, place), why, chosen)
+        _case(evaluation, key, Scan(*evaluation.scan(*key), place), why, chosen)
         for evaluation, place, why in _ranked(ranked[0])
+        for key in [(place["site"], place["case"])]
     ]
 
 
@@ -89,10 +90,6 @@ def _ranked(method: Method) -> list[tuple[Evaluation, Mapping[str, Any], str]]:
         for why in ("worst", "median", "best"):
             chosen += [(each[1], each[2], w) for w, each in distinct.values() if w == why]
     return chosen
-
-
-def _kept(evaluation: Evaluation, place: Mapping[str, Any]) -> Scan:
-    return Scan(*evaluation.scan(place["site"], place["case"]), place)
 
 
 def _evaluations(method: Method, seed: int) -> list[Evaluation]:

@@ -64,9 +64,8 @@ def site_curves(methods: Sequence[Method]) -> str:
     figure, made = panels(sites, 2.1)
     for site, axes in made:
         for k, method in enumerate(methods):
-            _line(
-                axes, k, method.curve(partial(Summary.site_curve, site=site)), method.name, lw=1.3, **tag(method.name)
-            )
+            curve = method.curve(partial(Summary.site_curve, site=site))
+            _line(axes, k, curve, method.name, lw=1.3, **tag(method.name))
         axes.set_ylim(0, 1)
         count_rounds(axes, label=False)
     name_axes(made, "round", f"{_measure(methods)}, validation")
@@ -124,9 +123,8 @@ def matrix(values: Mapping[str, Mapping[str, float]], ends: tuple[float, float] 
     table = np.array([[values[r][c] for c in columns] for r in rows])
     short = shorten(list(dict.fromkeys([*rows, *columns])), 30)
     upright = sum(len(short[c]) for c in columns) > 60
-    figure, axes = new(
-        max(3.6, min(1.0, 9 / len(columns)) * len(columns) + 2.6), 0.3 * len(rows) + (2.9 if upright else 1.3)
-    )
+    width = max(3.6, min(1.0, 9 / len(columns)) * len(columns) + 2.6)
+    figure, axes = new(width, 0.3 * len(rows) + (2.9 if upright else 1.3))
     low, top = ends or (float(np.nanmin(table)), float(np.nanmax(table)))
     low, top = min(low, top - 0.1), max(top, low + 0.1)  # small differences stay pale
     shown = axes.imshow(table, cmap="cividis", vmin=low, vmax=top, aspect="auto")
@@ -160,7 +158,9 @@ def shares(methods: Sequence[Method]) -> str | None:
             series[key] = lines
     if not series:
         return None
-    return _by_site([(_names(alike[key]), lines) for key, lines in series.items()], "weight in the aggregate", 1.0)
+    more = {key: f" and {len(names) - 1} more" * (len(names) > 1) for key, names in alike.items()}
+    named = [(alike[key][0] + more[key], lines) for key, lines in series.items()]
+    return _by_site(named, "weight in the aggregate", 1.0)
 
 
 def diagnostics(methods: Sequence[Method]) -> str | None:
@@ -214,9 +214,8 @@ def _heat_maps(named: Sequence[tuple[str, Lines]], sites: Sequence[str], what: s
             table[i, np.asarray(x, int) - 1] = y
         axes = figure.add_subplot(len(named), 1, k + 1)
         extent = (0.5, last + 0.5, len(sites) - 0.5, -0.5)
-        shown = axes.imshow(
-            table, cmap="cividis", vmin=0, vmax=high or 1, aspect="auto", extent=extent, interpolation="none"
-        )
+        look: dict[str, Any] = {"vmin": 0, "vmax": high or 1, "extent": extent, "interpolation": "none"}
+        shown = axes.imshow(table, cmap="cividis", aspect="auto", **look)
         axes.set_title(unformatted(title), fontsize=9)
         axes.set_yticks(range(len(sites)), [unformatted(short[s]) for s in sites], fontsize=8)
         axes.tick_params(length=0)
@@ -234,11 +233,8 @@ def _losses(run: Summary) -> Curve:
 
 def _rates(run: Summary) -> Curve:
     """Return the mean learning rate of all steps of a round."""
-    found = [
-        (r.round + 1, sum(s.lr_sum for s in r.sites.values()), sum(s.steps for s in r.sites.values()))
-        for r in run.records
-    ]
-    return [t for t, _, steps in found if steps], [total / steps for _, total, steps in found if steps]
+    found = [(r.round + 1, r.sites.values()) for r in run.records if any(s.steps for s in r.sites.values())]
+    return [t for t, _ in found], [sum(s.lr_sum for s in did) / sum(s.steps for s in did) for _, did in found]
 
 
 def _minutes(run: Summary) -> Curve:
@@ -260,10 +256,6 @@ def _by_name(run: Summary, of: Callable[[RoundRecord], Mapping[str, float]]) -> 
 def _line(axes: Axes, k: int, line: Curve, name: str, lw: float = 1.4, **look: Any) -> None:
     """Draw the k-th of several lines."""
     axes.plot(*line, dashes(k), color=colour(k), lw=lw, label=unformatted(name), **look)
-
-
-def _names(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _measure(methods: Sequence[Method]) -> str:

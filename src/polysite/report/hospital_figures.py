@@ -13,7 +13,18 @@ from matplotlib.axes import Axes
 
 from polysite.metrics.measures import about
 from polysite.report.compare import Comparison
-from polysite.report.drawing import WIDE, colour, entries, filling, legend, marker, name_rows, new, tag, unformatted
+from polysite.report.drawing import (
+    WIDE,
+    colour,
+    entries,
+    grouped_bars,
+    legend,
+    marker,
+    name_rows,
+    new,
+    tag,
+    unformatted,
+)
 from polysite.report.figure_files import draw
 from polysite.report.names import shorten
 from polysite.report.runs import Method
@@ -21,7 +32,6 @@ from polysite.report.runs import Method
 FEW_BARS = 5  # methods that are drawn as bars
 FEW = 7  # methods or hospitals that have markers of their own
 LONGEST = 34  # letters of a name beside a row
-INK = {"light": "white", "dark": "black"}
 
 
 def hospitals(comparison: Comparison, measure: str) -> tuple[str, str]:
@@ -42,13 +52,8 @@ def hospitals(comparison: Comparison, measure: str) -> tuple[str, str]:
 def _bars(comparison: Comparison, measure: str) -> str:
     sites = [*comparison.sites, None]
     figure, axes = new(max(WIDE, 0.3 + 0.45 * len(sites)), 3.2)
-    width = 0.8 / len(comparison.methods)
-    for k, method in enumerate(comparison.methods):
-        groups = [method.of(s, measure, comparison.policy) for s in sites]
-        x = np.arange(len(groups)) + (k - (len(comparison.methods) - 1) / 2) * width
-        look = {"lw": 1, "capsize": 2, "ecolor": "#444"}
-        means, error = [_mean(g) for g in groups], [_error(g) for g in groups]
-        axes.bar(x, means, width * 0.92, yerr=error, label=unformatted(method.name), error_kw=look, **filling(k))
+    values = {m.name: [m.of(s, measure, comparison.policy) for s in sites] for m in comparison.methods}
+    grouped_bars(axes, values, _error, 0.8, lw=1)
     short = shorten(comparison.sites, 72 // len(sites))
     axes.set_xticks(range(len(sites)), [unformatted(short[s]) if s else "all" for s in sites])
     _scale(axes, comparison, measure, "y")
@@ -98,16 +103,14 @@ def _heat_map(comparison: Comparison, measure: str) -> str:
     """Draw a row per hospital and a column per method, ordered from the best, with the numbers, and a row for all."""
     ranked, sites = _ranked(comparison, measure), _best_first(comparison, measure)
     rows: list[str | None] = [*sites, None]
-    table = np.array(
-        [
-            [_mean(m.of(s, measure, comparison.policy) if s else comparison.all_of(m, measure)) for m in ranked]
-            for s in rows
-        ]
-    )
+    columns = [
+        [m.of(s, measure, comparison.policy) if s else comparison.all_of(m, measure) for s in rows] for m in ranked
+    ]
+    table = np.array([list(map(_mean, column)) for column in columns]).T
     low, high = limits(table, measure)
     figure, axes = new(max(WIDE, 2.9 + 0.42 * len(ranked)), 1.9 + 0.25 * len(rows))
     palette = "cividis" if about(measure).better > 0 else "cividis_r"
-    digits, size = (1 if about(measure).distance else 2), 7.5
+    digits = 1 if about(measure).distance else 2
     for j, method in enumerate(ranked):
         shown = axes.imshow(
             table[:, j : j + 1], cmap=palette, vmin=low, vmax=high, aspect="auto",
@@ -115,9 +118,9 @@ def _heat_map(comparison: Comparison, measure: str) -> str:
         )  # fmt: skip
         for i, value in enumerate(table[:, j]):
             if not np.isnan(value):
-                ink = INK["light" if sum(shown.to_rgba(value)[:3]) < 1.35 else "dark"]
-                words = {"ha": "center", "va": "center", "color": ink, "fontsize": size, **tag(method.name)}
-                axes.text(j, i, f"{value:.{digits}f}", **words)
+                ink = "white" if sum(shown.to_rgba(value)[:3]) < 1.35 else "black"
+                look = {"ha": "center", "va": "center", "fontsize": 7.5, "color": ink, **tag(method.name)}
+                axes.text(j, i, f"{value:.{digits}f}", **look)
     axes.set_xlim(-0.5, len(ranked) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.axhline(len(sites) - 0.5, color="white", lw=3)

@@ -18,16 +18,7 @@ from polysite.errors import RunError
 from polysite.foreign import parse_json
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
-from polysite.report import (
-    costs,
-    example_cases,
-    figures,
-    guarding,
-    hospital_figures,
-    protections,
-    published,
-    viewer,
-)
+from polysite.report import costs, example_cases, figures, guarding, hospital_figures, protections, published, viewer
 from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison, compare, summary, tables
 from polysite.report.figure_files import Picture as Picture

@@ -7,7 +7,6 @@ segmentation: an extensive benchmark, 2024): sites by decreasing number of cases
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
-from statistics import fmean
 from textwrap import wrap
 from typing import Any
 
@@ -21,7 +20,7 @@ from polysite.metrics.measures import about
 from polysite.report import axes_figures, example_cases
 from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison
-from polysite.report.drawing import COLOURS, INK, WIDE, deviation, filling, new, unformatted
+from polysite.report.drawing import COLOURS, INK, WIDE, deviation, grouped_bars, new, unformatted
 from polysite.report.figure_files import Picture, draw
 from polysite.report.names import cut, shorten
 from polysite.report.page import Options, cluster_pictures
@@ -35,14 +34,14 @@ REPEATED = 2  # methods that every panel repeats, at most
 LABELS = 4  # panels of box plots in a row
 COLUMNS = 7  # methods beside the ground truth of a chosen case
 UNKNOWN, GREY = "#c4c9d0", "#8a93a0"
+SLANTED = 70  # letters of all names, beyond which they are slanted
 Draw = Callable[[Comparison, Options], list[Picture]]
 
 
 def paper_figures(comparison: Comparison, options: Options) -> list[Picture]:
     """Return the figures that the options name; ``cases`` also if cases are named."""
-    names = list(
-        dict.fromkeys([*options.figures, *(["cases"] if options.cases and "scans" not in options.figures else [])])
-    )
+    more = ["cases"] if options.cases and "scans" not in options.figures else []
+    names = list(dict.fromkeys([*options.figures, *more]))
     for name in names:
         if name not in PAPER_FIGURES:
             raise ConfigError(f"there is no figure {name!r}; {nearest(name, PAPER_FIGURES)}")
@@ -88,30 +87,19 @@ def _bars(comparison: Comparison, methods: Sequence[Method]) -> Figure:
     short = shorten([s for s in sites if s], LETTERS)
     named = [f"{short[s]} ({counts.get(s, 0)})" if s else "all" for s in sites]
     figure, axes = new(max(WIDE, 0.06 * len(sites) * len(methods) + 0.8), 2.9 + _depth(named))
-    width, top = 0.82 / len(methods), 1.0
-    for k, method in enumerate(methods):
-        values = [method.of(s, comparison.main, comparison.policy) for s in sites]
-        means = [fmean(v) if v else np.nan for v in values]
-        errors = [deviation(v) for v in values]
-        top = max([top, *(m + e for m, e in zip(means, errors, strict=True) if m == m)])
-        x = np.arange(len(sites)) + (k - (len(methods) - 1) / 2) * width
-        look: dict[str, Any] = {"lw": 0.8, "capsize": 1.5, "capthick": 0.8, "ecolor": "#444"}
-        axes.bar(
-            x, means, width * 0.94, yerr=errors, label=unformatted(method.name), error_kw=look, **filling(k),
-        )  # fmt: skip
+    values = {m.name: [m.of(s, comparison.main, comparison.policy) for s in sites] for m in methods}
+    grouped_bars(axes, values, deviation, 0.82, lw=0.8, capsize=1.5, capthick=0.8)
     _name_sites(axes, named)
     axes.axvline(len(sites) - 1.5, color=UNKNOWN, lw=0.8)
     axes.set_xlim(-0.6, len(sites) - 0.4)
-    axes.set_ylim(0, top + 0.01)
+    axes.set_ylim(0, max(1.0, float(axes.dataLim.y1)) + 0.01)
     axes.set_yticks(np.arange(0, 1.01, 0.2))
     axes.grid(axis="y", color="#eceff2")
     axes.set_axisbelow(True)
     axes.set_ylabel(f"{about(comparison.main).title}, mean ± SD")
     if len(methods) > 1:
-        figure.legend(
-            *axes.get_legend_handles_labels(), loc="outside upper center", ncols=min(3, len(methods)), frameon=False,
-            fontsize=9,
-        )  # fmt: skip
+        place: dict[str, Any] = {"loc": "outside upper center", "ncols": min(3, len(methods))}
+        figure.legend(*axes.get_legend_handles_labels(), frameon=False, fontsize=9, **place)
     return figure
 
 
@@ -200,10 +188,7 @@ def volumes(comparison: Comparison, options: Options) -> list[Picture]:
     for k, label in enumerate(labels):
         axes = figure.add_subplot(len(labels), 1, k + 1)
         _boxes(axes, [[v for (s, _, n), v in sizes.items() if (s, n) == (site, label)] for site in sites], True)
-        last = k == len(labels) - 1
-        axes.set_xticks(range(1, len(sites) + 1), [""] * len(sites))
-        if last:
-            _name_sites(axes, short, 1)
+        _name_sites(axes, short if k == len(labels) - 1 else [""] * len(sites), 1)
         axes.set_title(unformatted(label), fontsize=10, loc="left")
         axes.set_ylabel("mL" if litres else "voxels", fontsize=9)
         axes.set_xlim(0.4, len(sites) + 0.6)
@@ -262,10 +247,8 @@ def _case(case: Shown, methods: Sequence[str]) -> Figure:
         for row, label in enumerate(case.labels):
             text = f"{dice[label]:.2f}" if label in dice else label if column == 1 else ""
             _picture(place(column, row), case, _coloured(case, mask, row), text)
-        x = (0.05 + column * (panel + 0.05) + panel / 2) / width
-        figure.text(
-            x, 1 - (head - 0.05) / height, heads[column - 1], ha="center", va="bottom", fontsize=8, parse_math=False
-        )
+        x, y = (0.05 + column * (panel + 0.05) + panel / 2) / width, 1 - (head - 0.05) / height
+        figure.text(x, y, heads[column - 1], ha="center", va="bottom", fontsize=8, parse_math=False)
     return figure
 
 
@@ -330,17 +313,14 @@ def _boxes(axes: Axes, values: Sequence[Iterable[float]], vertical: bool) -> Non
 
 def _name_sites(axes: Axes, names: Sequence[str], first: int = 0) -> None:
     """Write the names of sites below the axes, slanted where they are long or many."""
-    look: dict[str, Any] = {"rotation": 50, "ha": "right", "rotation_mode": "anchor"} if _slanted(names) else {}
+    slanted: dict[str, Any] = {"rotation": 50, "ha": "right", "rotation_mode": "anchor"}
+    look = slanted if sum(map(len, names)) > SLANTED else {}
     axes.set_xticks(range(first, first + len(names)), [unformatted(n) for n in names], fontsize=9, **look)
-
-
-def _slanted(names: Sequence[str]) -> bool:
-    return sum(map(len, names)) > 70
 
 
 def _depth(names: Sequence[str]) -> float:
     """Return the height in inches that the names below the axes take."""
-    return 0.2 + 0.055 * max(map(len, names)) if _slanted(names) else 0.2
+    return 0.2 + 0.055 * max(map(len, names)) if sum(map(len, names)) > SLANTED else 0.2
 
 
 PAPER_FIGURES: Mapping[str, Draw] = {

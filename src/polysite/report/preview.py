@@ -78,11 +78,8 @@ def widest(label: np.ndarray) -> int:
 
 def write_sheet(file: Path, title: str, rows: Sequence[Row], modalities: Sequence[str], labels: Sequence[str]) -> None:
     """Write a sheet of these rows as PNG."""
-
-    def fill(draft: Path) -> None:
-        _sheet(title, rows, modalities, labels).savefig(draft, dpi=DPI, format="png")
-
-    write_file(file, fill)
+    figure = _sheet(title, rows, modalities, labels)
+    write_file(file, lambda draft: figure.savefig(draft, dpi=DPI, format="png"))
 
 
 def _row(ref: CaseRef, panels: int) -> Row:
@@ -107,14 +104,10 @@ def row_of(case: Case, facts: Iterable[str] = ()) -> Row:
         text=[*wrap(case.name, 22), *_facts(case), *(line for fact in facts for line in wrap(fact, 24))],
         pictures=list(image[:, k].copy()),
         masks=list(label[:, k].copy()),
-        voxels=[_sample(volume[volume != 0]) for volume in case.image],
+        voxels=[v[:: max(1, len(v) // SAMPLE)].copy() for v in (volume[volume != 0] for volume in case.image)],
         pixel=height / width,
         place=f"{k + 1} of {image.shape[1]}" if case.image.ndim == 4 else "",
     )
-
-
-def _sample(voxels: np.ndarray) -> np.ndarray:
-    return voxels[:: max(1, len(voxels) // SAMPLE)].copy()  # a view would keep the whole volume in memory
 
 
 def _facts(case: Case) -> Iterator[str]:
@@ -137,7 +130,11 @@ def _sheet(title: str, rows: Sequence[Row], modalities: Sequence[str], labels: S
     _head(_blank(figure, grid[0, :]), heading, labels, columns, TITLE * len(heading) / head)
     for k, row in enumerate(rows):
         line, first = k // beside, k % beside * (count + 2)
-        _name(_blank(figure, grid[1 + line, first]), row, _line(k, len(rows)), lines[line])
+        named = _blank(figure, grid[1 + line, first])
+        _text(named, 0, 1, "\n".join(row.text))
+        if row.pictures:
+            under = 1 - LINE * (len(row.text) + 0.6) / lines[line]
+            named.plot([0, 0.3], [under] * 2, transform=named.transAxes, **_line(k, len(rows)))
         panels = [_blank(figure, grid[1 + line, first + 1 + j]) for j in range(count)]
         for j, axes in enumerate(panels):
             axes.set_title("" if line else modalities[j], fontsize=10, parse_math=False)
@@ -184,26 +181,23 @@ def _text(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
 def _head(axes: Axes, heading: Sequence[str], labels: Sequence[str], columns: int, down: float) -> None:
     _text(axes, 0, 1, "\n".join(heading), fontsize=13, fontweight="bold", linespacing=1.2)
     if labels:
-        handles = [
-            Line2D([], [], linewidth=1.5, color=OUTLINES[k % len(OUTLINES)], linestyle=("-", "--")[k % 2])
-            for k in range(len(labels))
-        ]
+        lines = [(OUTLINES[k % len(OUTLINES)], ("-", "--")[k % 2]) for k in range(len(labels))]
         place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 1 - down), "borderaxespad": 0}
-        legend = axes.legend(handles, labels, ncols=columns, frameon=False, fontsize=9, borderpad=0.1, **place)
-        for text in legend.get_texts():
-            text.set_parse_math(False)
+        look: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": 9, "borderpad": 0.1}
+        label_lines(axes, labels, lines, **place, **look)
+
+
+def label_lines(where: Axes | Figure, labels: Sequence[str], lines: Sequence[tuple[str, str]], **look: Any) -> None:
+    """Add a legend of labels, whose lines have a colour and a style; names are drawn literally."""
+    handles = [Line2D([], [], color=colour, linestyle=style, linewidth=2) for colour, style in lines]
+    for text in where.legend(handles, labels, **look).get_texts():
+        text.set_parse_math(False)
 
 
 def _line(case: int, cases: int) -> dict[str, Any]:
     """Return the style of a case in the histograms; neighbours differ in colour and dashes."""
     colour = matplotlib.colormaps["viridis"](0.85 * case / max(1, cases - 1))
     return {"color": colour, "linestyle": ("-", "--", ":")[case % 3], "linewidth": 1}
-
-
-def _name(axes: Axes, row: Row, line: dict[str, Any], height: float) -> None:
-    _text(axes, 0, 1, "\n".join(row.text))
-    if row.pictures:
-        axes.plot([0, 0.3], [1 - LINE * (len(row.text) + 0.6) / height] * 2, transform=axes.transAxes, **line)
 
 
 def _panel(axes: Axes, row: Row, modality: int) -> None:

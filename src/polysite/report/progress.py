@@ -80,9 +80,8 @@ def counted(title: str) -> Iterator[Callable[[float, int, str], None]]:
             if task is None:
                 bars.start()
                 task = bars.add_task(f"{title:12}", total=of, note="")
-            bars.update(
-                task, completed=done, note=f"{min(int(done) + 1, of)} of {of} · {note}" if done < of else "done"
-            )
+            words = f"{min(int(done) + 1, of)} of {of} · {note}" if done < of else "done"
+            bars.update(task, completed=done, note=words)
 
         yield show
 

@@ -14,7 +14,7 @@ import numpy as np
 from polysite.data.slices import volume_of
 from polysite.metrics.measures import about
 from polysite.metrics.statistics import holm, interval
-from polysite.metrics.subgroups import SubgroupTest, subgroup_test
+from polysite.metrics.subgroups import subgroup_test
 from polysite.report.grid import Cell, Grid, Line, name
 from polysite.report.paired_tests import LEVEL, by_volume, p_value
 from polysite.report.runs import Key, Method
@@ -52,15 +52,11 @@ def _table(
     counts: Mapping[str, int],
 ) -> Grid:
     digits = about(measure).digits
-    values = {
-        m.name: {
-            key: value
-            for key, value in by_volume(m.values(measure, comparison.policy), m).items()
-            if groups[m.name].get(key) in shown
-        }
-        for m in comparison.methods
-    }
-    tests = {title: _test(found, groups[title]) for title, found in values.items()}
+    values, tests = {}, {}
+    for m in comparison.methods:
+        scores, own = by_volume(m.values(measure, comparison.policy), m), groups[m.name]
+        values[m.name] = known = {key: value for key, value in scores.items() if own.get(key) in shown}
+        tests[m.name] = subgroup_test(list(known.values()), [own[k] for k in known], [site for site, _ in known])
     adjusted = dict(zip(tests, holm(np.array([t.p for t in tests.values()])), strict=True))
     lines = []
     for method in comparison.methods:
@@ -71,9 +67,8 @@ def _table(
         lines.append(Line((name(method.name), *cells, p_value(test.p) if told else Cell("–"), last)))
     title = f"{comparison.title(measure)} by subgroup"
     head = ("method", *(f"{group} ({counts[group]})" for group in shown), "p", "p (Holm)")
-    return Grid(
-        f"subgroups_{measure}", title, head, tuple(lines), _note(comparison, len(counts) - len(shown), len(tests))
-    )
+    note = _note(comparison, len(counts) - len(shown), len(tests))
+    return Grid(f"subgroups_{measure}", title, head, tuple(lines), note)
 
 
 def _note(comparison: "Comparison", hidden: int, tests: int) -> str:
@@ -87,11 +82,6 @@ def _note(comparison: "Comparison", hidden: int, tests: int) -> str:
         "or because hardly any hospital has more than one subgroup."
     )
     return note + (f" {hidden} smaller subgroups are not shown." if hidden > 0 else "")
-
-
-def _test(found: Mapping[Key, float], groups: Mapping[Key, str]) -> SubgroupTest:
-    keys = list(found)
-    return subgroup_test([found[k] for k in keys], [groups[k] for k in keys], [site for site, _ in keys])
 
 
 def _mean(found: Mapping[Key, float], groups: Mapping[Key, str], group: str, digits: int) -> Cell:

@@ -136,7 +136,8 @@ def _described(assessment: Assessment) -> tuple[Table, Text]:
     units = {q.name: f" ({q.unit})" if q.kind == VOLUME else "" for q in chosen.values()}
     heads = [f"{'share of' if q.kind == CLASS else middle_name} {q.of}{units[q.name]}" for q in chosen.values()]
     p, kinds = tests(assessment), [name for name in TESTED if name in assessment.distances]
-    table = _slim("hospital", "cases", *heads, *("p metadata", "p embeddings")[: len(kinds)])
+    table = _table("hospital", "cases", *heads, *("p metadata", "p embeddings")[: len(kinds)])
+    table.box, table.show_edge, table.collapse_padding = box.SIMPLE_HEAD, False, True
     short = shorten(list(assessment.cases), 26)
     for site, cases in assessment.cases.items():
         known = [q.values.get(site) for q in chosen.values()]
@@ -187,21 +188,12 @@ def _listed(lines: Sequence[tuple[str, Text]]) -> Table:
     return table
 
 
-def _slim(first: str, *others: str) -> Table:
-    """Return a compact table of numbers; long names of hospitals are truncated."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, collapse_padding=True)
-    table.add_column(escape(first), no_wrap=True, max_width=30)
-    for name in others:
-        table.add_column(escape(name), justify="right", no_wrap=True, max_width=max(9, 90 // len(others)))
-    return table
-
-
 def _table(first: str, *others: str) -> Table:
     """Return a table whose first column is never truncated."""
     table = Table(header_style="bold")
     table.add_column(first, no_wrap=True, overflow="fold")
     for name in others:
-        numbers = name in ("cases", "errors", "warnings")
+        numbers = name in ("cases", "errors", "warnings") or first == "hospital"
         table.add_column(name, justify="right" if numbers else "left", overflow="fold")
     return table
 

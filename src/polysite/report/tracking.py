@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -38,28 +38,20 @@ def tracker(kind: str, folder: Path) -> Watch:
     return TRACKERS[kind](folder)
 
 
-def _forwarding(call: str) -> Callable[..., None]:
-    """Return a method that makes a call to several observers."""
-
-    def forward(self: "Many", *given: Any) -> None:
-        for watch in self.watches:
-            getattr(watch, call)(*given)
-
-    return forward
-
-
 class Many(Watch):
     """An observer that forwards every call to several others."""
 
     def __init__(self, *watches: Watch):
-        self.watches = watches
+        for call in ("case", "begin", "end", "site", "doing", "round"):
+            setattr(self, call, _together([getattr(watch, call) for watch in watches]))
 
-    case = _forwarding("case")
-    begin = _forwarding("begin")
-    end = _forwarding("end")
-    site = _forwarding("site")
-    doing = _forwarding("doing")
-    round = _forwarding("round")
+
+def _together(calls: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    def forward(*given: Any) -> None:
+        for call in calls:
+            call(*given)
+
+    return forward
 
 
 class TensorBoard(Watch):

@@ -18,13 +18,12 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from PIL import Image
 
 from polysite.errors import DataError
 from polysite.report.drawing import outline
 from polysite.report.names import cut
-from polysite.report.preview import OUTLINES
+from polysite.report.preview import OUTLINES, label_lines
 from polysite.report.template import render
 
 COLOURS = (*OUTLINES, "#F0E442", "#FFFFFF", "#B3A2FF")  # of up to eight labels, on grey
@@ -149,17 +148,14 @@ def _fitted(cases: Sequence[Shown], budget: int) -> tuple[list[list[Sheet]], str
     """Return sheets of at most ``budget`` bytes, and what was left out: modalities first, then resolution."""
     most = max(len(c.modalities) for c in cases)
     for halvings in range(3):
-        coarse = [max(halvings, _needed(c)) for c in cases]
+        # so often must a scan be halved that any device decodes its sheet
+        needed = [ceil(np.log2(max(c.truth.size, 1) / MAX_PIXELS) / 2) for c in cases]
+        coarse = [max(halvings, n) for n in needed]
         sheets = [[_sheet(volume, h) for volume in c.image] for c, h in zip(cases, coarse, strict=True)]
         for count in range(most, 0, -1):
             if sum(len(sheet.url) for each in sheets for sheet in each[:count]) <= budget:
                 return [each[:count] for each in sheets], _left_out(cases, count, coarse)
     return [each[:1] for each in sheets], _left_out(cases, 1, coarse)
-
-
-def _needed(case: Shown) -> int:
-    """Return how often a scan must be halved so that any device decodes its sheet."""
-    return max(0, ceil(np.log2(case.truth.size / MAX_PIXELS) / 2)) if case.truth.size else 0
 
 
 def _left_out(cases: Sequence[Shown], count: int, coarse: Sequence[int]) -> str:
@@ -263,8 +259,8 @@ def _plate(rows: Sequence[Shown]) -> Figure:
     lines = ceil(len(labels) / across) + 1 + max(name.count("\n") + 1 for name in names) + len(rows)
     figure = Figure((width, LINE * lines + panel * sum(ratios)), layout="constrained")
     figure.set_layout_engine("constrained", w_pad=GAP / 2, h_pad=GAP / 2, wspace=0, hspace=0)
-    look = {"xticks": [], "yticks": [], "facecolor": "black"}
-    grid = figure.subplots(len(rows), len(columns), squeeze=False, height_ratios=ratios, subplot_kw=look)
+    black = {"xticks": [], "yticks": [], "facecolor": "black"}
+    grid = figure.subplots(len(rows), len(columns), squeeze=False, height_ratios=ratios, subplot_kw=black)
     for k, (case, panels) in enumerate(zip(rows, grid, strict=True)):
         masks = [None, case.truth, *(case.predicted.get(method) for method in columns[2:])]
         dice = [case.dice(method) for method in columns]
@@ -277,7 +273,10 @@ def _plate(rows: Sequence[Shown]) -> Figure:
                 axes.set_axis_off()
             else:
                 _panel(axes, case, masks[j], labels)
-    _legend(figure, labels, across)
+    look: dict[str, Any] = {"loc": "outside upper left", "fontsize": 7.5, "labelcolor": "white", "facecolor": "#333333"}
+    look |= {"borderpad": 0.3, "handlelength": 1.4, "columnspacing": 1, "labelspacing": 0.3, "framealpha": 1}
+    colours = [(COLOURS[k % len(COLOURS)], "-") for k in range(len(labels))]
+    label_lines(figure, [cut(name, CUT) for name in labels], colours, ncols=min(len(labels), across), **look)
     return figure
 
 
@@ -301,17 +300,6 @@ def _panel(axes: Axes, case: Shown, mask: np.ndarray | None, labels: Sequence[st
     if case.sides:
         axes.text(0.02, 0.5, "R", **white)
         axes.text(0.98, 0.5, "L", ha="right", **white)
-
-
-def _legend(figure: Figure, labels: Sequence[str], across: int) -> None:
-    handles = [Line2D([], [], color=COLOURS[k % len(COLOURS)], linewidth=2) for k in range(len(labels))]
-    legend = figure.legend(
-        handles, [cut(name, CUT) for name in labels], ncols=min(len(labels), across), loc="outside upper left",
-        borderpad=0.3, fontsize=7.5, handlelength=1.4, columnspacing=1, labelspacing=0.3, labelcolor="white",
-        facecolor="#333333", edgecolor="none", framealpha=1, fancybox=False,
-    )  # fmt: skip
-    for text in legend.get_texts():
-        text.set_parse_math(False)
 
 
 def _png(figure: Figure) -> Image.Image:

@@ -11,7 +11,7 @@ from polysite.study.cases import (
     with_fixed_cases,
 )
 from polysite.study.engine import Engine, OpenedStudy
-from polysite.study.estimate import Sizes, cost, initial_params, loads
+from polysite.study.estimate import cost, initial_params, loads
 from polysite.study.finished import dealt_as_trained, models_of, open_finished, study_of
 from polysite.study.sites import (
     POOLED,
@@ -25,43 +25,12 @@ from polysite.study.sites import (
     refuse_ensemble,
     simulator,
 )
-from polysite.study.training import Run, conduct, conducted, logged, resume, title, tracked, train
+from polysite.study.training import Run, conduct, conducted, evaluation_of, logged, resume, title, tracked, train
 
 __all__ = [
-    "POOLED",
-    "Engine",
-    "Materials",
-    "OpenedStudy",
-    "PreparedCases",
-    "Run",
-    "Sizes",
-    "build_module",
-    "build_phases",
-    "build_sites",
-    "check",
-    "conduct",
-    "conducted",
-    "cost",
-    "cut",
-    "deal_cases",
-    "deal_volumes",
-    "dealt_as_trained",
-    "expected_steps",
-    "initial_params",
-    "load_cases",
-    "loads",
-    "logged",
-    "models_of",
-    "open_finished",
-    "pinned",
-    "refuse_bare",
-    "refuse_duplicates",
-    "refuse_ensemble",
-    "resume",
-    "simulator",
-    "study_of",
-    "title",
-    "tracked",
-    "train",
-    "with_fixed_cases",
-]
+    "POOLED", "Engine", "Materials", "OpenedStudy", "PreparedCases", "Run", "build_module", "build_phases",
+    "build_sites", "check", "conduct", "conducted", "cost", "cut", "deal_cases", "deal_volumes", "dealt_as_trained",
+    "evaluation_of", "expected_steps", "initial_params", "load_cases", "loads", "logged", "models_of",
+    "open_finished", "pinned", "refuse_bare", "refuse_duplicates", "refuse_ensemble", "resume", "simulator",
+    "study_of", "title", "tracked", "train", "with_fixed_cases",
+]  # fmt: skip

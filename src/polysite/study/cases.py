@@ -1,9 +1,10 @@
 """The cases of a study: dealt to sites and splits, cut into slices, prepared or read from the cache."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from polysite import machine
 from polysite.config import Study
@@ -17,6 +18,7 @@ from polysite.engines.rounds import Watch
 from polysite.errors import DataError
 from polysite.training.network import device_of
 
+Made = TypeVar("Made")
 PreparedCases = Mapping[str, Mapping[str, Sequence[Case]]]  # by site and split
 
 
@@ -56,21 +58,41 @@ def load_cases(study: Study, dealt: Mapping[str, SiteSplit], watch: Watch = Watc
     """Return the prepared cases of every site and split, newly made or mapped from the cache."""
     device_of(study.train.device)  # refuses one that is not here, before anything is read
     cache = Cache(place())
-    listed = [(site, split, ref) for site, splits in dealt.items() for split in SPLITS for ref in splits[split]]
-    ready: dict[str, dict[str, list[Case]]] = {site: {split: [] for split in SPLITS} for site in dealt}
-    refuse_duplicates([ref for _, _, ref in listed])
-    with ThreadPoolExecutor(machine.cores()) as pool:
-        jobs = [pool.submit(cache.get, ref, study.prepare, study.train.patch) for _, _, ref in listed]
+
+    def prepared(ref: CaseRef) -> Case:
+        return cache.get(ref, study.prepare, study.train.patch)
+
+    listed = [ref for splits in dealt.values() for split in SPLITS for ref in splits[split]]
+    refuse_duplicates(listed)
+    made = iter(in_parallel(prepared, listed, machine.cores(), isinstance(study.data, Files), watch))
+    return {site: {split: [next(made) for _ in splits[split]] for split in SPLITS} for site, splits in dealt.items()}
+
+
+def in_parallel(
+    make: Callable[[CaseRef], Made], cases: Sequence[CaseRef], threads: int, files: bool, watch: Watch
+) -> list[Made]:
+    """Return what a function makes of every case, in threads; the first problem ends all.
+
+    Args:
+        make: The function.
+        cases: The cases.
+        threads: Cases at a time.
+        files: Whether the cases are files that a user can check.
+        watch: Observer of the progress.
+    """
+    made = []
+    with ThreadPoolExecutor(threads) as pool:
+        jobs = [pool.submit(make, case) for case in cases]
         try:
-            for done, ((site, split, ref), job) in enumerate(zip(listed, jobs, strict=True), start=1):
-                ready[site][split].append(job.result())
-                watch.case(done, len(listed), f"{site} · {ref.name}")
+            for done, (case, job) in enumerate(zip(cases, jobs, strict=True), start=1):
+                made.append(job.result())
+                watch.case(done, len(cases), f"{case.site} · {case.name}")
         except BaseException as problem:
             pool.shutdown(cancel_futures=True)
-            if isinstance(problem, DataError) and isinstance(study.data, Files):
+            if isinstance(problem, DataError) and files:
                 raise DataError(f"{problem} ('polysite data check' lists all problems)") from problem
             raise
-    return ready
+    return made
 
 
 def refuse_duplicates(cases: Iterable[CaseRef]) -> None:

@@ -38,7 +38,6 @@ from polysite.training import tasks
 from polysite.training.network import Network, device_of
 from polysite.tree import Tree
 
-Sizes = Mapping[str, Mapping[str, int]]  # number of cases by site and split
 Look = Callable[[Any, Mapping[str, Payload]], None]  # sees the server's state and the memories of the sites
 
 FLOAT, HALF, DOUBLE = 4, 2, 8  # bytes of a number
@@ -70,10 +69,7 @@ def cost(study: Study, grid: bool = True) -> Cost:
 
 
 def loads(
-    study: Study,
-    look: Look | None = None,
-    params: Tree | None = None,
-    most: int | None = None,
+    study: Study, look: Look | None = None, params: Tree | None = None, most: int | None = None
 ) -> list[Mapping[str, Load]]:
     """Return the work and traffic of every site in each round of a study, by rehearsing the rounds.
 

@@ -9,6 +9,7 @@ from polysite.algorithms.base import facts
 from polysite.config import Study
 from polysite.data.split import SiteSplit, table
 from polysite.engines.phases import Models, Phase, find_models
+from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
 from polysite.errors import RunError
@@ -55,12 +56,12 @@ def models_of(
     return known, find_models(folder, built, folder.result, known)
 
 
-def dealt_as_trained(folder: RunFolder, chosen: Study) -> Mapping[SiteId, SiteSplit]:
+def dealt_as_trained(folder: RunFolder, chosen: Study, watch: Watch = Watch()) -> Mapping[SiteId, SiteSplit]:
     """Return the cases of every site; refuse data that are not those of the run."""
-    dealt = deal_cases(chosen)
+    dealt = deal_cases(chosen, watch)
     if table(dealt) != folder.split:
         raise RunError(
             f"the data are not those that {folder.path} was trained with: its split.csv names other cases or parts; "
-            "bring them back"
+            "bring them back, or start a new run"
         )
     return dealt

@@ -134,10 +134,7 @@ def build_module(study: Study) -> Any:
 
 
 def build_sites(
-    study: Study,
-    dealt: Mapping[str, SiteSplit] | None = None,
-    watch: Watch = Watch(),
-    network: Network | None = None,
+    study: Study, dealt: Mapping[str, SiteSplit] | None = None, watch: Watch = Watch(), network: Network | None = None
 ) -> dict[str, TorchSite]:
     """Return the sites of a study, which share one network; cases are prepared, or read from the cache."""
     ready = load_cases(study, dealt or deal_cases(study), watch)

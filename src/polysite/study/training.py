@@ -26,8 +26,9 @@ from polysite.frames import frame, number
 from polysite.models.ensemble import Ensemble
 from polysite.spreadsheets import rows as csv_rows
 from polysite.storage import PRIVATE_FILE
-from polysite.study.cases import deal_cases, deal_volumes, pinned
+from polysite.study.cases import deal_volumes, pinned
 from polysite.study.engine import Engine, OpenedStudy, open_study
+from polysite.study.finished import dealt_as_trained
 from polysite.study.sites import POOLED, Materials, check
 from polysite.tree import Tree
 
@@ -138,7 +139,7 @@ def conducted(
     until: int | None,
 ) -> Run:
     """Train the sites of a study into a run folder, from its beginning or from a checkpoint."""
-    final = _evaluation(study, dealt, opened.sites, folder) if evaluate else None
+    final = evaluation_of(study, dealt, opened.sites, folder) if evaluate else None
     lines = (*opened.remarks, *_described(study, dealt))
     return conduct(study, lines, opened.phases, opened.start, folder, at, watch, final, until)
 
@@ -154,17 +155,33 @@ def _remarks(study: Study, dealt: Mapping[str, SiteSplit]) -> list[str]:
     return [*remarks, *left_out([volume for volume in volumes if volume.source not in cut])]
 
 
-def _evaluation(
-    study: Study, dealt: Mapping[str, SiteSplit], sites: Mapping[str, ExaminedSite], folder: RunFolder
+def evaluation_of(
+    study: Study,
+    dealt: Mapping[str, SiteSplit],
+    sites: Mapping[str, ExaminedSite],
+    folder: RunFolder,
+    name: str = "",
+    tolerance: float = 1.0,
+    **settings: Any,
 ) -> Evaluate:
-    """Return how a simulated run is evaluated: with predictions and scans to look at."""
+    """Return how a simulated run is evaluated: with predictions and scans to look at.
+
+    Args:
+        study: The study.
+        dealt: Cases of every site.
+        sites: The sites.
+        folder: The run folder.
+        name: Name of the evaluation; by default that of the split.
+        tolerance: Distance of surfaces that still agree.
+        settings: Further settings of an `EvaluationFolder`.
+    """
     trained = [POOLED] if study.run.pooled else sorted(s for s, splits in dealt.items() if splits["train"])
+    known = {"dealt": dealt, "sites": sites, "tolerance": tolerance, **settings}
 
     def write(split: str, clusters: CaseClusters | None) -> EvaluationFolder:
-        target = folder.path / "evaluation" / split
-        return EvaluationFolder(target, study, split, trained, clusters, dealt=dealt, sites=sites)
+        return EvaluationFolder(folder.path / "evaluation" / (name or split), study, split, trained, clusters, **known)
 
-    return Evaluate(write)
+    return Evaluate(write, tolerance)
 
 
 def _before(study: Study, split: str, path: Path) -> RunFolder:
@@ -224,12 +241,7 @@ def resume(
     chosen = Engine(engine) if isinstance(engine, str) else engine
     with folder.alone():
         study = config.parse(folder.config, where=str(folder.path / "config.toml"))
-        dealt = deal_cases(study, watch)
-        if table(dealt) != folder.split:
-            raise RunError(
-                f"the data are not those that {folder.path} began with: its split.csv names other cases or parts; "
-                "bring them back, or start a new run"
-            )
+        dealt = dealt_as_trained(folder, study, watch)
         with open_study(study, dealt, chosen, watch, folder.path, materials) as opened:
             watch = tracked(watch, track, folder.path)
             with logged(folder):
@@ -285,15 +297,7 @@ def conduct(
         source = study.data
         about = {"task": source.task, "labels": source.label_names, "modalities": source.modality_names}
         result = run_phases(
-            phases,
-            start,
-            study.seed,
-            folder,
-            resume=at,
-            watch=watch,
-            about=about,
-            evaluate=evaluate,
-            until=until,
+            phases, start, study.seed, folder, resume=at, watch=watch, about=about, evaluate=evaluate, until=until
         )
         watch.end()
         log.info("finished; best round %d", result.best_round + 1)

@@ -187,12 +187,7 @@ def invert_patients(
 
 
 def invert_reply(
-    inverter: Inverter,
-    sites: Sequence[TorchSite],
-    sent: Tree,
-    replied: Tree,
-    guess: torch.Tensor,
-    effort: Effort,
+    inverter: Inverter, sites: Sequence[TorchSite], sent: Tree, replied: Tree, guess: torch.Tensor, effort: Effort
 ) -> Rebuilt:
     """Invert the change of a model by one hospital, or by several together.
 

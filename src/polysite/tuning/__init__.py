@@ -6,15 +6,4 @@ from polysite.tuning.search import Plan, Tuned, plan, tune
 from polysite.tuning.space import Space, load
 from polysite.tuning.tables import plan_table, table
 
-__all__ = [
-    "Plan",
-    "Space",
-    "Tuned",
-    "budget",
-    "load",
-    "plan",
-    "plan_table",
-    "table",
-    "tune",
-    "write_page",
-]
+__all__ = ["Plan", "Space", "Tuned", "budget", "load", "plan", "plan_table", "table", "tune", "write_page"]

@@ -17,7 +17,7 @@ import tomli_w
 
 from polysite import config, study
 from polysite.benchmark.budget import equalise
-from polysite.benchmark.jobs import Job, Step, check, inner_job, refuse_too_large, silent
+from polysite.benchmark.jobs import Job, Step, inner_job, prepare, silent, why_failed
 from polysite.benchmark.scores import LAST, last_scores
 from polysite.benchmark.workers import kept, work
 from polysite.config import Study
@@ -58,13 +58,7 @@ class Tuned:
 
     @classmethod
     def of(
-        cls,
-        folder: Path,
-        rows: Mapping[str, Row],
-        studies: Mapping[str, Study],
-        base: Study,
-        rung: int,
-        rungs: int,
+        cls, folder: Path, rows: Mapping[str, Row], studies: Mapping[str, Study], base: Study, rung: int, rungs: int
     ) -> "Tuned":
         """Rank the candidates of a search; the first one is the reference."""
         ranked = sorted(rows.values(), key=lambda row: (-row.share, -(row.score or 0.0)))
@@ -165,9 +159,9 @@ def tune(
     studies = equalise({n: space.study(base, c) for n, c in names.items()}, reference, equal)
     jobs = {n: [inner_job(out, n, s, inner, k) for k in range(inner)] for n, s in studies.items()}
     every = [job for mine in jobs.values() for job in mine]
-    check(every)
-    refuse_too_large(every, out)
-    _begin(out, settings, every)
+    text = tomli_w.dumps(settings)
+    prepare(every, out)
+    write_file(out / "tune.toml", lambda path: path.write_text(text, encoding="utf-8"))
     rows = {n: Row(n, c, 0.0, None, {}) for n, c in names.items()}
     going, last = list(names), len(planned.rungs)
     for number, rung in enumerate(planned.rungs, start=1):
@@ -178,7 +172,8 @@ def tune(
         step(f"rung {number} of {last}: {len(going)} candidates", 0)
         listed = {n: [job.paused(rung.share) for job in jobs[n]] for n in going}
         failed = work([j for mine in listed.values() for j in mine], parallel, step)
-        rows |= {n: _row(rows[n], rung.share, mine, _why(mine, failed)) for n, mine in listed.items()}
+        lost = why_failed(listed, failed)
+        rows |= {n: _row(rows[n], rung.share, mine, lost[n]) for n, mine in listed.items()}
         _write(out, rows)
         found = Tuned.of(out, rows, studies, base, number, last)
         if not found.reference.failed:
@@ -187,19 +182,6 @@ def tune(
     best = config.dump(study.pinned(found.study))
     write_file(out / "best.toml", lambda path: path.write_text(best, encoding="utf-8"))
     return found
-
-
-def _begin(out: Path, settings: Mapping[str, Any], jobs: Sequence[Job]) -> None:
-    """Write the settings and the study of every run into the folder of a search."""
-    out.mkdir(parents=True, exist_ok=True)
-    write_file(out / "tune.toml", lambda path: path.write_text(tomli_w.dumps(dict(settings)), encoding="utf-8"))
-    for job in jobs:
-        job.write()
-
-
-def _why(jobs: Sequence[Job], failed: Mapping[str, str]) -> str:
-    """Return the first reason for which a run of a candidate failed; empty if there is none."""
-    return next((failed[job.title] for job in jobs if job.title in failed), "")
 
 
 def _refuse_lost(reference: Row) -> None:

@@ -13,7 +13,6 @@ A candidate is a method with one value of each of its settings. All methods get 
 grids reach: the first has the method's own values, the others are drawn at random from the grid, without repetition.
 """
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -26,7 +25,7 @@ import numpy as np
 
 from polysite import config
 from polysite.benchmark.axes import FIXED
-from polysite.benchmark.equal_tuning import words
+from polysite.benchmark.equal_tuning import check_settings, words
 from polysite.config import Study
 from polysite.errors import ConfigError, nearest
 from polysite.foreign import read_toml
@@ -98,7 +97,7 @@ class Space:
 
     def _draw(self, base: Study, name: str, seed: int) -> Iterator[Candidate]:
         """Yield the candidates of a method in a random order, its own values first."""
-        own = config.flat(tomllib.loads(config.dump(self._own(base, name))))
+        own = config.flat(config.plain(self._own(base, name)))
         grid = {key: _values(name, key, values, own) for key, values in self.methods[name].grid.items()}
         yield Candidate(name)
         rng = np.random.default_rng([seed, *name.encode()])
@@ -140,9 +139,8 @@ def _method(name: str, given: Any, shared: Mapping[str, Any]) -> Method:
     grid = {**shared, **config.flat(given.get("search", {}))}
     changes = {k: {"name": v} if k == "algorithm" and isinstance(v, str) else v for k, v in given.items()}
     changes.pop("search", None)
-    for key, values in grid.items():
-        if not isinstance(values, list) or not values:
-            raise ConfigError(f"the method {name!r} tries {key} = {values!r}; write a list of values")
+    if grid:
+        check_settings(f"the method {name!r}", grid)
     odd = next((key for key in (*grid, *changes) if key.partition(".")[0] in FIXED), None)
     if odd is not None:
         raise ConfigError(f"the method {name!r} changes {odd!r}, which chooses the cases; all methods need the same")

@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -29,7 +28,7 @@ from polysite.deploy.protocol import (
     Subject,
     parse_response,
 )
-from polysite.engines.record import Incident
+from polysite.engines.record import Incident, incident
 from polysite.engines.rounds import Watch
 from polysite.errors import RunError, shown
 from polysite.payload import SiteId
@@ -169,8 +168,7 @@ class Roster:
         log.warning("%s%s", f"{site}: " if site else "", what)
         if site:
             self.watch.doing(site, what, False)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._add({"time": now, **({"site": site} if site else {}), "what": what, **more})
+        self._add({**incident(what, site), **more})
 
     def _add(self, incident: Incident) -> None:
         kept = {k: shown(v) if isinstance(v, str) else v for k, v in incident.items()}

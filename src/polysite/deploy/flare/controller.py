@@ -13,7 +13,7 @@ from typing import Any
 
 from polysite import config
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.coordinator.roster import Deadlines
+from polysite.deploy.flare.job import Waiting
 from polysite.deploy.flare.messages import TASK
 from polysite.deploy.flare.wire import FlareWire, Stopped
 from polysite.engines.run_folder import file_name
@@ -39,25 +39,12 @@ class StudyController(Controller):  # type: ignore[misc]  # nvflare has no types
         study: File of the study in the folder ``config`` of the job.
         id: Name by which the sites know the study; a job with the same name goes on with the same run.
         sites: Names of the sites; those of the job if there are none.
-        lost: Seconds for which fewer sites than the quorum may be there, before the job is ended.
-        wait: Seconds to wait for all sites, once there is a quorum.
-        assess: Assess the sites before training.
-        deadlines: Settings of ``Deadlines``.
+        settings: Settings of ``Waiting``.
     """
 
-    def __init__(
-        self,
-        study: str,
-        id: str,
-        sites: Sequence[str] = (),
-        lost: float = 300.0,
-        wait: float = 60.0,
-        assess: bool = True,
-        **deadlines: Any,
-    ):
+    def __init__(self, study: str, id: str, sites: Sequence[str] = (), **settings: Any):
         super().__init__(task_check_period=CHECK)
-        self.study, self.id, self.sites, self.wait, self.assess = study, id, tuple(sites), wait, assess
-        self.lost, self.deadlines = lost, Deadlines(**deadlines)
+        self.study, self.id, self.sites, self.limits = study, id, tuple(sites), Waiting(**settings)
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Do nothing: all work is done in ``control_flow``."""
@@ -70,7 +57,7 @@ class StudyController(Controller):  # type: ignore[misc]  # nvflare has no types
         workspace, job = fl_ctx.get_engine().get_workspace(), fl_ctx.get_job_id()
         try:
             done = self._run(
-                FlareWire(self, fl_ctx, abort_signal, self.deadlines.quorum, self.lost),
+                FlareWire(self, fl_ctx, abort_signal, self.limits.quorum, self.limits.lost),
                 Path(workspace.get_root_dir()) / FOLDER / file_name(self.id),
                 Path(workspace.get_app_config_dir(job)) / self.study,
                 self.sites or sorted(client.name for client in fl_ctx.get_engine().get_clients()),
@@ -84,11 +71,12 @@ class StudyController(Controller):  # type: ignore[misc]  # nvflare has no types
 
     def _run(self, wire: FlareWire, path: Path, study: Path, names: Sequence[str]) -> Run:
         if path.exists():
-            return coordinator.resume(path, wire, deadlines=self.deadlines, wait=self.wait)
+            return coordinator.resume(path, wire, deadlines=self.limits, wait=self.limits.wait)
+        limits = self.limits
         chosen = config.parse(study.read_text(encoding="utf-8"), where=str(study))
         path.parent.mkdir(parents=True, exist_ok=True)
         return coordinator.run(
-            chosen, wire, names, path, deadlines=self.deadlines, assess=self.assess, wait=self.wait, id=self.id
+            chosen, wire, names, path, deadlines=limits, assess=limits.assess, wait=limits.wait, id=self.id
         )
 
     def process_result_of_unknown_task(

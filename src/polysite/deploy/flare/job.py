@@ -14,7 +14,7 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,27 @@ CONTROLLER = "polysite.deploy.flare.controller.StudyController"
 EXECUTOR = "polysite.deploy.flare.executor.SiteExecutor"
 
 
+@dataclass(frozen=True)
+class Waiting(Deadlines):
+    """How long the server of a job waits for sites, and what it does before training.
+
+    Args:
+        lost: Seconds for which fewer sites than the quorum may be there, before the job ends, to be submitted again.
+        wait: Seconds to wait for all sites, once there is a quorum.
+        assess: Assess the sites before training.
+    """
+
+    lost: float = 300.0
+    wait: float = 60.0
+    assess: bool = True
+
+
 def export(
     chosen: Study,
     out: Path,
     *,
     sites: Sequence[str] = (),
-    lost: float = 300.0,
-    wait: float = 60.0,
-    assess: bool = True,
-    **deadlines: Any,
+    **settings: Any,
 ) -> Path:
     """Write a study as a job folder and return the folder.
 
@@ -48,21 +60,17 @@ def export(
         chosen: The study.
         out: The new folder.
         sites: FLARE clients that take part; all that are connected when the job starts, if there are none.
-        lost: Seconds for which fewer sites than the quorum may be there, before the job ends, to be submitted again.
-        wait: Seconds to wait for all sites, once there is a quorum.
-        assess: Assess the sites before training.
-        deadlines: Settings of ``Deadlines``; FLARE counts a site as lost after ``grace``, too, and ends the job when
-            fewer sites than ``quorum`` are left.
+        settings: Settings of ``Waiting``; FLARE counts a site as lost after ``grace``, too, and ends the job when fewer
+            sites than ``quorum`` are left.
     """
     chosen = coordinator.guarded(chosen)
     coordinator.check(chosen)
-    limits = Deadlines(**deadlines)
+    limits = Waiting(**settings)
     if limits.quorum < 1 or (sites and limits.quorum > len(sites)):
         raise ConfigError(
             f"a quorum of {limits.quorum} sites must be from 1 to the number of sites, {len(sites) or 'any'}"
         )
     title = re.sub("[^A-Za-z0-9-]", "-", study.title(chosen))[:48]
-    settings = {**asdict(limits), "lost": lost, "wait": wait, "assess": assess}
     identified = {"study": "study.toml", "id": f"{title}-{secrets.token_hex(4)}", "sites": list(sites)}
     server = {
         "format_version": 2,
@@ -71,7 +79,7 @@ def export(
         "task_data_filters": [],
         "task_result_filters": [],
         "components": [],
-        "workflows": [{"id": "study", "path": CONTROLLER, "args": {**identified, **settings}}],
+        "workflows": [{"id": "study", "path": CONTROLLER, "args": {**identified, **asdict(limits)}}],
     }
     client = {
         "format_version": 2,

@@ -166,17 +166,11 @@ class Agreements:
         """Return what a study does with the cases here."""
         digests = {part: sorted(self.pseudonyms.digest(c.name) for c in volumes[part]) for part in SPLITS}
         every = sorted(d for part in SPLITS for d in digests[part])
-        assessed = (
-            ()
-            if not policy.may_assess(local.run.secure.on, local.assess.private.on)
-            else every
-            if local.assess.cases == "all"
-            else digests["train"]
-        )
+        described = every if local.assess.cases == "all" else digests["train"]
+        assessed = described if policy.may_assess(local.run.secure.on, local.assess.private.on) else ()
         seen = [n for p in config.phases(local) if (n := _most_seen(p, len(splits["train"]))) is not None]
-        of_one = max(Counter(case.source for case in splits["train"]).values(), default=1)
-        seed = local.seed
-        return Trace(id, time.time(), tuple(digests["train"]), tuple(assessed), seed, tuple(seen), of_one)
+        train, seed = tuple(digests["train"]), local.seed
+        return Trace(id, time.time(), train, tuple(assessed), seed, tuple(seen), _of_one(splits))
 
     def _refuse_similar(self, trace: Trace, policy: SitePolicy) -> str | None:
         """Return why a study that is too much like another is refused, or None."""
@@ -195,8 +189,7 @@ def _check_study(wanted: Study, cases: int, splits: SiteSplit, policy: SitePolic
 
     The policy counts patients, not slices: as many slices as the largest volume has may be of one patient.
     """
-    of_one = max(Counter(case.source for case in splits["train"]).values(), default=1)
-    phases = config.phases(wanted)
+    of_one, phases = _of_one(splits), config.phases(wanted)
     rounds = sum(phase.run.rounds for phase in phases)
     seen = -(-min(map(_fewest_seen, phases)) // of_one)
     if seen < policy.fewest:
@@ -209,8 +202,7 @@ def _check_study(wanted: Study, cases: int, splits: SiteSplit, policy: SitePolic
         obey(policy.refuse_open(phase.run.secure.on or not phase.algorithm.reply))
         obey(policy.refuse_without_noise(phase.train.private.on or not phase.algorithm.reply))
         sums = "" if phase.run.secure.on else small_sums(phase.algorithm, fewest)  # secure sums are over all hospitals
-        small = (sums, small_models(phase.algorithm, fewest))
-        obey(policy.refuse_small(*small))
+        obey(policy.refuse_small(sums, small_models(phase.algorithm, fewest)))
     for phase, name in ((p, name) for p in phases for name in names_of(p.algorithm)):
         intent = Intent(
             kind="hello",
@@ -221,6 +213,11 @@ def _check_study(wanted: Study, cases: int, splits: SiteSplit, policy: SitePolic
             case_scores=facts(phase.algorithm).sends_scores,
         )
         obey(policy.refuse(intent, now))
+
+
+def _of_one(splits: SiteSplit) -> int:
+    """Return the most training slices of one volume; 1 if cases are volumes."""
+    return max(Counter(case.source for case in splits["train"]).values(), default=1)
 
 
 def counted_as(kind: RequestKind) -> RequestKind:
@@ -251,14 +248,10 @@ def _check_data(local: Source, wanted: Source) -> None:
 
 def _most_seen(phase: Study, cases: int) -> int | None:
     """Return how many cases one training of a phase sees, with repetitions; None if nothing that was trained leaves."""
-    algorithm, train = phase.algorithm, phase.train
-    if not {"model", "update"} & set(algorithm.reply.values()):
+    train, (steps, epochs) = phase.train, _effort(phase)
+    if not {"model", "update"} & set(phase.algorithm.reply.values()):
         return None
-    steps, epochs = (getattr(algorithm, name, None) for name in ("steps", "epochs"))
-    steps = train.steps if steps is None and epochs is None else steps
-    if steps is None:
-        return int(cases * (train.epochs if epochs is None else epochs))
-    return -(-int(steps) * train.batch // train.patches)
+    return int(cases * epochs) if steps is None else -(-int(steps) * train.batch // train.patches)
 
 
 def _fewest_seen(phase: Study) -> int:
@@ -268,9 +261,15 @@ def _fewest_seen(phase: Study) -> int:
         return sys.maxsize  # nothing that was trained leaves
     if facts(algorithm).single_step:
         return batch
-    steps, epochs = (getattr(algorithm, name, None) for name in ("steps", "epochs"))
-    steps = phase.train.steps if steps is None and epochs is None else steps
+    steps, _ = _effort(phase)
     return sys.maxsize if steps is None else int(steps) * batch
+
+
+def _effort(phase: Study) -> tuple[int | None, int]:
+    """Return the steps of a fit, None where it trains whole epochs, and the epochs."""
+    steps, epochs = (getattr(phase.algorithm, name, None) for name in ("steps", "epochs"))
+    steps = phase.train.steps if steps is None and epochs is None else steps
+    return steps, phase.train.epochs if epochs is None else epochs
 
 
 def leaves_of(algorithm: Any) -> dict[str, Kind]:

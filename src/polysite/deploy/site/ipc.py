@@ -14,6 +14,7 @@ from typing import Any
 from polysite.buffers import Buffer, room
 from polysite.errors import PayloadError, RunError, shown
 from polysite.foreign import parse_json
+from polysite.storage import private_folder
 
 LENGTHS = struct.Struct(">QQ")
 MAX_HEADER, MAX_BODY = 64 << 20, 8 << 30  # bytes
@@ -26,8 +27,7 @@ class TooLarge(PayloadError):
 
 def listen(path: Path) -> socket.socket:
     """Return a listening socket that only this user can reach: the folder has mode 0700, the socket 0600."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
+    private_folder(path.parent)
     path.unlink(missing_ok=True)
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)

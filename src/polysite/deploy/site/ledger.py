@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from polysite.errors import DataError, RunError
-from polysite.storage import append_line, split_lines, write_file
+from polysite.storage import append_line, split_lines, write_private
 
 FORMAT = 2  # of an entry; 0.1.0 wrote 1, without saying so
 RESERVED = ("n", "time", "previous", "format")
@@ -220,12 +220,7 @@ def _read_head(path: Path) -> Head:
 
 
 def _write_head(path: Path, head: Head) -> None:
-    def fill(temporary: Path) -> None:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write(f"{head.n} {head.digest}\n")
-
-    write_file(_head(path), fill)
+    write_private(_head(path), f"{head.n} {head.digest}\n")
 
 
 @contextmanager

@@ -118,7 +118,7 @@ class MaskedSums:
     def keep_reply(self, request: Request, header: Mapping[str, Any], fields: Mapping[str, str], body: Buffer) -> None:
         """Write a masked reply, and for which hospitals it is, before it leaves."""
         self._note(request, "members", self.session(request).members)
-        write_private(self.folder / "reply", bytes(body))
+        write_private(self.folder / "reply", body)
         known = {"request": _digest(request), "header": dict(header), "fields": dict(fields)}
         write_private(self.folder / "reply.json", json.dumps(known))
 

@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from polysite.engines.ray.placement import Node, Place, find_room, place, spread
 from polysite.engines.ray.worker import SiteWorker
-from polysite.engines.record import Incident
+from polysite.engines.record import Incident, incident
 from polysite.engines.rounds import Watch
 from polysite.errors import ConfigError, PolysiteError, RunError, shown
 from polysite.payload import SiteId
@@ -231,7 +230,7 @@ class Workers:
         how = "loaded again" if node else "given to the other workers"
         what = f"the worker of {sites} was lost and its sites are {how}: {reason}"
         log.warning(what)
-        self._incidents.append({"time": datetime.now(UTC).isoformat(timespec="seconds"), "what": what})
+        self._incidents.append(incident(what))
         if node:
             seat = self._start(replace(lost.place, node=node))
             self._seats.append(seat)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from polysite.engines.replies import Exchange
+from polysite.engines.secure.member import packed
 from polysite.engines.secure.sealed import FIELD, analyst_of, sealed_of
 from polysite.engines.secure.server import Collector, TooFew
 from polysite.engines.secure.settings import Secure
@@ -62,7 +63,7 @@ def _compared(collector: Collector, can_change: float, unseen: float) -> Compari
         exchange.arrived(site, len(blobs))
     if len(blobs) < least or analyst not in collector.sealed:
         raise TooFew(f"{len(blobs)} of {len(sent)} hospitals sent statistics, and {least} are needed")
-    told: dict[str, Any] = {FIELD: {i: np.frombuffer(b, np.uint8) for i, b in blobs.items()}}
+    told: dict[str, Any] = {FIELD: packed(blobs)}
     told |= {"can_change": can_change, "unseen": unseen}
     answers = collector.ask("analyse", {analyst: told}, _checked, 1)
     sizes = {i: len(b) for i, b in blobs.items()}

@@ -155,7 +155,7 @@ def _shares(got: Payload, session: Session, identity: Identity) -> tuple[Session
     dealt = [shamir.split(s, session.threshold, at.values()) for s in (session.seed, session.mask_key)]
     pairs = {site: dealt[0][x] + dealt[1][x] for site, x in at.items()}
     sealed = {
-        site: seal(_channel(session, site), pairs[site], _about(session.id, session.site, site))
+        site: seal(channel(session, site), pairs[site], _about(session.id, session.site, site))
         for site in sorted(sites - {session.site})
     }
     return replace(session, own=pairs[session.site]), Payload(sealed=packed(sealed))
@@ -199,14 +199,15 @@ def _enough(count: int, fewest: int, what: str) -> None:
 
 def _pair(session: Session, sender: SiteId) -> bytes:
     """Return the shares that a site dealt to this one: of its seed, then of its key."""
-    pair = unseal(_channel(session, sender), session.sealed[sender], _about(session.id, sender, session.site))
+    pair = unseal(channel(session, sender), session.sealed[sender], _about(session.id, sender, session.site))
     if pair is None or len(pair) != 2 * shamir.SHARE:
         raise PayloadError(f"the shares of {sender!r} cannot be opened: they were changed on the way")
     return pair
 
 
-def _channel(session: Session, other: SiteId) -> bytes:
-    return agreed_key(session.share_key, session.share_keys[other], b"shares " + session.id)
+def channel(session: Session, other: SiteId, purpose: bytes = b"shares ") -> bytes:
+    """Return the key by which two sites encrypt for one another what they send for a purpose."""
+    return agreed_key(session.share_key, session.share_keys[other], purpose + session.id)
 
 
 def pair_seed(private: bytes, public: bytes, id: bytes) -> bytes:
@@ -269,11 +270,11 @@ def packed(blobs: Mapping[str, bytes]) -> dict[str, Any]:
     return {name: np.frombuffer(blob, np.uint8) for name, blob in blobs.items()}
 
 
-def unpacked(arrays: Any) -> dict[str, bytes]:
-    """Return arrays as bytes; refuse any that are not short lists of bytes."""
+def unpacked(arrays: Any, most: int = MAX_BLOB, what: str = "a step of a secure sum") -> dict[str, bytes]:
+    """Return arrays as bytes; refuse any that are not lists of at most so many bytes."""
     if isinstance(arrays, float):
-        raise PayloadError("a step of a secure sum has a number instead of bytes")
+        raise PayloadError(f"{what} has a number instead of bytes")
     found = {name: plain(array) for name, array in arrays.items()}
-    if any(a.dtype != np.uint8 or a.ndim != 1 or len(a) > MAX_BLOB for a in found.values()):
-        raise PayloadError("a step of a secure sum has arrays that are not short lists of bytes")
+    if any(a.dtype != np.uint8 or a.ndim != 1 or len(a) > most for a in found.values()):
+        raise PayloadError(f"{what} has arrays that are not short lists of bytes")
     return {name: a.tobytes() for name, a in found.items()}

@@ -17,16 +17,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from polysite.algorithms.base import Kind, facts
-from polysite.engines.secure.masks import agreed_key, seal, unseal
-from polysite.engines.secure.member import Mask, Session, session_id
+from polysite.engines.secure.masks import seal, unseal
+from polysite.engines.secure.member import Mask, Session, channel, packed, session_id, unpacked
 from polysite.errors import DataError, PayloadError
 from polysite.heterogeneity import hidden
 from polysite.heterogeneity.exchange import Assess
-from polysite.payload import Limits, Payload, SiteId, decode, encode, natural, plain
+from polysite.payload import Limits, Payload, SiteId, decode, encode, natural
 
+PURPOSE = b"statistics "  # of keys by which statistics are encrypted
 FIELD = "sealed"  # the field of a reply that is encrypted
 MAX_SEALED = 1 << 24  # bytes of the statistics of a hospital
 CONTENT = Limits(nbytes=MAX_SEALED, header=1 << 22, arrays=10_000, dimensions=2)
@@ -44,8 +43,8 @@ class Seal:
         if not self.session.share_keys:
             raise PayloadError("no keys were exchanged, so the statistics cannot be encrypted")
         to = analyst_of(self.session.share_keys)
-        key, about = _channel(self.session, to), _about(self.session.id, self.session.site, to)
-        return Payload(**{FIELD: {"statistics": _array(seal(key, bytes(encode(reply)), about))}})
+        key, about = channel(self.session, to, PURPOSE), _about(self.session.id, self.session.site, to)
+        return Payload(**{FIELD: packed({"statistics": seal(key, bytes(encode(reply)), about)})})
 
     def restore(self, kinds: Mapping[str, Kind], sent: Payload, reply: Payload) -> Payload:
         """Refuse: only the hospital that compares can open it."""
@@ -70,7 +69,7 @@ def analysed(got: Payload, session: Session, settings: Assess) -> Payload:
     for site, blob in sealed_of(got).items():
         if site not in session.share_keys:
             raise PayloadError(f"{site!r} has sent no keys for this assessment")
-        content = unseal(_channel(session, site), blob, _about(session.id, site, session.site))
+        content = unseal(channel(session, site, PURPOSE), blob, _about(session.id, site, session.site))
         if content is None:
             raise PayloadError(f"the statistics of {site!r} cannot be opened: they were changed on the way")
         replies[site] = decode(content, CONTENT)
@@ -81,24 +80,12 @@ def analysed(got: Payload, session: Session, settings: Assess) -> Payload:
         content = hidden.compared(replies, settings, can_change, unseen)
     except (DataError, KeyError, TypeError, ValueError, AttributeError) as problem:
         raise PayloadError(f"the hospitals cannot be compared: {problem!s:.200}") from problem
-    return Payload(comparison={"json": np.frombuffer(content, np.uint8)})
+    return Payload(comparison=packed({"json": content}))
 
 
 def sealed_of(got: Payload) -> dict[SiteId, bytes]:
     """Return the encrypted statistics in a payload, by hospital."""
-    arrays = got.get(FIELD, {})
-    found = {} if isinstance(arrays, float) else {i: plain(x) for i, x in arrays.items()}
-    if any(a.dtype != np.uint8 or a.ndim != 1 or len(a) > MAX_SEALED for a in found.values()):
-        raise PayloadError("encrypted statistics are not lists of bytes, or too long")
-    return {i: a.tobytes() for i, a in found.items()}
-
-
-def _array(blob: bytes) -> Any:
-    return np.frombuffer(blob, np.uint8)
-
-
-def _channel(session: Session, other: SiteId) -> bytes:
-    return agreed_key(session.share_key, session.share_keys[other], b"statistics " + session.id)
+    return unpacked(got.get(FIELD, {}), MAX_SEALED, "an assessment")
 
 
 def _about(id: bytes, sender: SiteId, receiver: SiteId) -> bytes:

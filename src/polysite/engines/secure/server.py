@@ -19,21 +19,11 @@ from polysite.engines.replies import Exchange, Replies
 from polysite.engines.reply_checks import asked_names, judge, kinds_of, look
 from polysite.engines.secure import fixed_point, shamir
 from polysite.engines.secure.masks import SEED, add_masks, public_key, require
-from polysite.engines.secure.member import (
-    SESSION,
-    MaskStep,
-    packed,
-    pair_seed,
-    places,
-    sign_of,
-    threshold,
-    unpacked,
-)
+from polysite.engines.secure.member import SESSION, MaskStep, packed, pair_seed, places, sign_of, threshold, unpacked
 from polysite.engines.secure.settings import Secure
 from polysite.engines.transport import Masking, Reply
 from polysite.errors import ConfigError, PayloadError
 from polysite.payload import Payload, SiteId, plain
-from polysite.tree import Tree
 
 MAX_TRIES = 2000  # sets of shares that are tried for a secret
 
@@ -178,7 +168,8 @@ class Collector:
         """Have the members train, and add up their masked replies."""
         exchange, sums = self.exchange, dict[fixed_point.Form, Sum]()
         sent = {i: p for i, p in exchange.sent.items() if i in self.sealed}
-        expected = fixed_point.form_of(exchange.algorithm.reply, self._parameters)
+        asked = asked_names(exchange.sent[min(self.sealed)], exchange.params)
+        expected = fixed_point.form_of(exchange.algorithm.reply, {k: exchange.params[k] for k in asked})
         for site, reply in self.transport.train(exchange.round, sent):
             try:
                 form = fixed_point.form(reply.payload)
@@ -202,11 +193,6 @@ class Collector:
         if len(usual.sites) < self._least:
             raise TooFew(f"{len(usual.sites)} of {len(sent)} sites sent a masked reply, and {self._least} are needed")
         return usual
-
-    @property
-    def _parameters(self) -> Tree:
-        params = self.exchange.params
-        return {k: params[k] for k in asked_names(self.exchange.sent[min(self.sealed)], params)}
 
     # the sum
 
@@ -262,11 +248,8 @@ class Collector:
             raise TooFew(str(problem)) from problem
         one = Payload(**{**merged, "weight": 1.0}) if kinds.get("weight") == "one" else merged
         first = answered[0]
-        found = judge(
-            exchange.params,
-            exchange.sent,
-            {first: look(exchange.algorithm.reply, exchange.params, exchange.sent[first], one)},
-        )
+        seen = look(exchange.algorithm.reply, exchange.params, exchange.sent[first], one)
+        found = judge(exchange.params, exchange.sent, {first: seen})
         if found:
             raise TooFew(f"the sum of the replies is refused: {found[first]}")
         return Replies(replies, refused, masked=merged)
