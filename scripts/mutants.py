@@ -331,20 +331,8 @@ def _child(place: Path, tests: Sequence[str], watch: Watch, told: Path) -> None:
     for stream in (0, 1, 2):
         os.dup2(quiet, stream)
     files = list(dict.fromkeys(t.split("::")[0] for t in tests))
-    stop = ["-x"] if watch.only is not None else []
-    options = [
-        "-q",
-        "--assert=plain",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-m",
-        "not slow",
-        "--rootdir",
-        f"{place}",
-        *stop,
-    ]
+    options = ["-q", "--doctest-modules", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", "-m"]
+    options += ["not slow and not soak", "--rootdir", f"{place}", *(["-x"] if watch.only is not None else [])]
     code = pytest.main([*options, *files], plugins=[watch])
     import polysite
 

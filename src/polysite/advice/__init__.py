@@ -7,6 +7,16 @@ from polysite.advice.stages import TRAININGS
 from polysite.advice.tables import against_given, decision, hospitals, models, strategies, tested
 
 __all__ = [
-    "TRAININGS", "Advice", "advise", "against_given", "decision", "file_of", "hospitals", "models", "plain",
-    "strategies", "tested", "write_page",
-]  # fmt: skip
+    "TRAININGS",
+    "Advice",
+    "advise",
+    "against_given",
+    "decision",
+    "file_of",
+    "hospitals",
+    "models",
+    "plain",
+    "strategies",
+    "tested",
+    "write_page",
+]

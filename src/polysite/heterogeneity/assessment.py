@@ -125,12 +125,10 @@ class Assessment:
     cases: Mapping[SiteId, int]  # of all sites that replied
     quantities: Mapping[str, Quantity]
     distances: Mapping[str, Distance]
-    angles: Mapping[str, Values] = field(
-        default_factory=dict
-    )  # component -> degrees between the mean vectors of two sites
-    alignment: Mapping[SiteId, Mapping[str, Values]] = field(
-        default_factory=dict
-    )  # as `angles`, of cases with the mean
+    # component -> degrees between the mean vectors of two sites
+    angles: Mapping[str, Values] = field(default_factory=dict)
+    # degrees between a case's components and the site's mean ones
+    alignment: Mapping[SiteId, Mapping[str, Values]] = field(default_factory=dict)
     left: Mapping[SiteId, tuple[int, str]] = field(default_factory=dict)  # bytes that left a site, and what they were
     unlabelled: Mapping[SiteId, int]  # cases without any label
     silent: tuple[SiteId, ...]  # sites with too few cases to be described
