@@ -45,8 +45,7 @@ from polysite.metrics.measures import MEASURES
 from polysite.payload import Payload
 from polysite.planning import statistics
 from polysite.planning.statistics import SiteStatistics
-from polysite.report import runs
-from polysite.report.site_distances import SiteDistances
+from polysite.report import runs, site_distances
 from polysite.site import CaseScore, Examined
 from polysite.tuning import space
 
@@ -399,7 +398,7 @@ def _checkpoint(path: Path) -> object:
 
 
 def _assessment(path: Path) -> object:
-    return SiteDistances.read(path.parent), read_verdict(path.parent)
+    return {"matrices": site_distances.read(path.parent)}, read_verdict(path.parent)
 
 
 def _split(path: Path) -> object:

@@ -19,8 +19,7 @@ from polysite.algorithms import ALGORITHMS
 from polysite.engines import checkpoint, site_memory
 from polysite.engines.record import Result
 from polysite.engines.run_folder import RunFolder
-from polysite.report import runs
-from polysite.report.site_distances import SiteDistances
+from polysite.report import runs, site_distances
 
 _ = ALGORITHMS  # a checkpoint holds classes of algorithms, which must be imported
 VARYING = {"seconds", "elapsed", "time"}  # keys of a record that differ from run to run
@@ -83,7 +82,7 @@ def evaluation(folder: Path) -> Iterator[str]:
 def assessment(folder: Path) -> Iterator[str]:
     """Yield what cannot be read in the folder of an assessment, which is whole or absent."""
     if folder.exists():
-        yield from readable(folder, lambda p: (assessments.read_verdict(p), SiteDistances.read(p)))
+        yield from readable(folder, lambda p: (assessments.read_verdict(p), site_distances.read(p)))
         for path in (folder / "strategies").glob("*"):
             yield from readable(path, config.load)
         yield from page(folder, needed=True)

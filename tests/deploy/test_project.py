@@ -220,6 +220,7 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch):
     (tmp_path / "project").mkdir()
     with pytest.raises(RunError, match="exists already"):
         init(tmp_path / "project", ["a"], ADDRESS)
+    monkeypatch.setattr("polysite.deploy.project.vacant", lambda *_: None)
     monkeypatch.setattr(type(tmp_path), "exists", lambda _: False)  # somebody is faster
     (tmp_path / "project" / "precious").touch()
     with pytest.raises(RunError, match="could not be written"):

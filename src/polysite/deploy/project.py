@@ -346,11 +346,11 @@ def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS
     if _sites(after) != {**_sites(before), name: public}:
         raise ConfigError(f"{file} does not end with its [sites]; move that section to the end of the file")
     archive.parent.mkdir(mode=0o700, exist_ok=True)
-    write_private(archive, content)
     try:
+        write_private(archive, content)
         write_file(file, lambda p: p.write_text(after, encoding="utf-8"))
     except RunError:
-        archive.unlink()  # the server would not know this hospital
+        archive.unlink(missing_ok=True)  # the server would not know this hospital
         raise
     return archive
 

@@ -35,6 +35,9 @@ MOVED = {
     "polysite.engines.memory": "polysite.engines.site_memory",
     "polysite.algorithms.costs": "polysite.algorithms.cost_weighted",
     "polysite.algorithms.server": "polysite.algorithms.server_optimisers",
+    "polysite.algorithms.ditto:State": "polysite.algorithms.average:State",
+    "polysite.algorithms.fedprox:State": "polysite.algorithms.average:State",
+    "polysite.algorithms.moon:State": "polysite.algorithms.average:State",
 }
 
 

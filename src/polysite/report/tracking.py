@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -38,20 +38,28 @@ def tracker(kind: str, folder: Path) -> Watch:
     return TRACKERS[kind](folder)
 
 
+def _forwarding(call: str) -> Callable[..., None]:
+    """Return a method that makes a call to several observers."""
+
+    def forward(self: "Many", *given: Any, **named: Any) -> None:
+        for watch in self.watches:
+            getattr(watch, call)(*given, **named)
+
+    return forward
+
+
 class Many(Watch):
     """An observer that forwards every call to several others."""
 
     def __init__(self, *watches: Watch):
-        for call in ("case", "begin", "end", "site", "doing", "round"):
-            setattr(self, call, _together([getattr(watch, call) for watch in watches]))
+        self.watches = watches
 
-
-def _together(calls: Sequence[Callable[..., None]]) -> Callable[..., None]:
-    def forward(*given: Any) -> None:
-        for call in calls:
-            call(*given)
-
-    return forward
+    case = _forwarding("case")
+    begin = _forwarding("begin")
+    end = _forwarding("end")
+    site = _forwarding("site")
+    doing = _forwarding("doing")
+    round = _forwarding("round")
 
 
 class TensorBoard(Watch):
@@ -145,11 +153,14 @@ class MLflow(Watch):
 
     def _send_waiting(self) -> None:
         while self.waiting:
-            now, step = int(time.time() * 1000), self.waiting[0].round + 1
-            metrics = [self.entities.Metric(k, v, now, step) for k, v in scalars(self.waiting[0]).items()]
-            for i in range(0, len(metrics), MAX_METRICS):
-                self.client.log_batch(self.run, metrics=metrics[i : i + MAX_METRICS])
+            self._send(self.waiting[0])
             self.waiting.pop(0)
+
+    def _send(self, record: RoundRecord) -> None:
+        now, step = int(time.time() * 1000), record.round + 1
+        metrics = [self.entities.Metric(k, v, now, step) for k, v in scalars(record).items()]
+        for i in range(0, len(metrics), MAX_METRICS):
+            self.client.log_batch(self.run, metrics=metrics[i : i + MAX_METRICS])
 
 
 TRACKERS: Mapping[str, type[TensorBoard] | type[MLflow]] = {"tensorboard": TensorBoard, "mlflow": MLflow}

@@ -88,7 +88,7 @@ def test_only_the_hospital_that_compares_can_open_the_statistics():
         (lambda b: {**b, "bonn": b["carl"]}, "the statistics of 'bonn' cannot be opened"),
         (lambda b: {**b, "carl": b["carl"] ^ 1}, "the statistics of 'carl' cannot be opened"),
         (lambda b: {**b, "eve": b["carl"]}, "'eve' has sent no keys"),
-        (lambda b: {**b, "carl": np.zeros(3)}, "not lists of bytes"),
+        (lambda b: {**b, "carl": np.zeros(3)}, "not short lists of bytes"),
     ],
 )
 def test_statistics_that_are_missing_swapped_changed_or_invented_are_refused(change, sentence):
