@@ -13,8 +13,9 @@ def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
     near = kernel.__globals__
     for name in kernel.__code__.co_names:
-        if isinstance(near.get(name), FunctionType) and near[name].__module__ == kernel.__module__:
-            near[name] = compiled(near[name])
+        helper = near.get(name)  # once: another thread may replace it meanwhile
+        if isinstance(helper, FunctionType) and helper.__module__ == kernel.__module__:
+            near[name] = compiled(helper)
     try:
         return numba.njit(kernel, cache=True, nogil=True)  # type: ignore[no-any-return]
     except RuntimeError:  # no writable folder for Numba's cache

@@ -6,7 +6,7 @@ import pytest
 import polysite as ps
 from polysite import tree
 from polysite.algorithms import ALGORITHMS, name_of
-from polysite.algorithms.base import facts, in_rounds, scaled, serving_payloads
+from polysite.algorithms.base import Facts, facts, in_rounds, scaled, serving_payloads
 from polysite.algorithms.fedavg import FEDADAM
 from polysite.config import dump, parse, phases
 from polysite.engines import checkpoint
@@ -144,6 +144,21 @@ def test_combinators_need_what_is_inside_and_groups_need_each_reply():
         assert facts(groups).needs == "each"  # a sum over all sites would mix the groups
         if facts(inner).shared_model:
             assert facts(ps.Averaged(inner=inner)).needs == facts(inner).needs
+
+
+def test_a_class_from_outside_needs_what_it_is_around_or_derives_from():
+    class Around:
+        inner = ps.Scaffold()
+        plain_sgd = property(lambda self: self.inner.plain_sgd)  # as it was in 0.1.0
+
+    class Mine(ps.Scaffold):
+        facts = Facts(poolable=True)
+
+    class Alone(ps.Local):
+        facts = Facts(poolable=True)
+
+    assert facts(Around()) == facts(ps.Scaffold()) and facts(Mine()).plain_sgd and facts(Mine).plain_sgd
+    assert facts(Mine()).poolable and not facts(Alone()).strangers
 
 
 @every

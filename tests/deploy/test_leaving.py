@@ -70,10 +70,16 @@ def test_a_hospital_leaves_and_what_is_of_it_alone_is_deleted(place):
 
     with pytest.raises(DataError, match="'x' is no hospital of"):
         leaving.remove(project, "x", place / "runs")
+    (place / "runs" / "stray").mkdir()
+    (place / "runs" / "stray" / "deployment.json").write_text("[]")
+    other = shutil.copytree(run, place / "runs" / "another")  # a study without this hospital, that trains now
+    known = json.loads((other / "deployment.json").read_text())
+    (other / "deployment.json").write_text(json.dumps({**known, "sites": {"a": known["sites"]["a"]}}))
     with RunFolder.open(run).alone(), pytest.raises(RunError, match="is in use"):
         leaving.remove(project, "c", place / "runs")
     assert Project.load(project).invited == ("c",)  # its key is revoked
-    found = leaving.remove(project, "c", place / "runs")
+    with RunFolder.open(other).alone():
+        found = leaving.remove(project, "c", place / "runs")
     assert {str(p.relative_to(run)) for p in found} == own and files(run) == before - own
     assert leaving.remove(project, "c", place / "runs") == []  # it can be repeated
 

@@ -87,7 +87,7 @@ def test_the_statistics_of_a_folder_are_medians(tmp_path):
 @pytest.mark.parametrize("side", ["1" + 400 * "0", "1e999", "NaN", "-3", "0", "{}", "[]"])
 def test_statistics_that_no_images_have_are_refused(side):
     text = SiteStatistics("north", 9, 2, 3, "segmentation", (140, 77, 88)).to_json().replace("77", side)
-    for odd in (text, side):
+    for odd in (text, side, '{"site": "north", "cases": 9}'):
         with pytest.raises(DataError, match=r"north\.json (holds statistics that no images have|does not hold)"):
             SiteStatistics.parse(odd, "north.json")
 

@@ -190,11 +190,22 @@ def diagnostics(algorithm: Algorithm[S], state: S) -> dict[str, float]:
 def facts(algorithm: Any) -> Facts:
     """Return the facts that an algorithm, or its class, declares, or the default.
 
-    Classes from outside of polysite may declare some as attributes of their own, as those for 0.1.0 do.
+    Classes from outside of polysite may declare some as attributes of their own, as those for 0.1.0 do. One around
+    another algorithm that declares none has those of the other, and a subclass that declares some is still only correct
+    for plain SGD, and has no model for strangers, if that is so for the class that it derives from.
     """
-    declared = getattr(algorithm, "facts", None)
+    known, inner = getattr(algorithm, "facts", None), getattr(algorithm, "inner", None)
+    if not isinstance(known, Facts):
+        known = facts(inner) if hasattr(inner, "merge") else Facts()
+    kinds = (algorithm if isinstance(algorithm, type) else type(algorithm)).__mro__
+    stated = [each for kind in kinds if isinstance(each := vars(kind).get("facts"), Facts)]
+    known = replace(
+        known,
+        plain_sgd=known.plain_sgd or any(each.plain_sgd for each in stated),
+        strangers=known.strangers and all(each.strangers for each in stated),
+    )
     alone = {name: getattr(algorithm, name) for name in ("needs", "plain_sgd", "strangers") if hasattr(algorithm, name)}
-    return replace(declared if isinstance(declared, Facts) else Facts(), **alone)
+    return replace(known, **alone)
 
 
 def trials(algorithm: Any) -> int:

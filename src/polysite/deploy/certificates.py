@@ -20,7 +20,9 @@ try:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as problem:
-    raise RunError("deployment needs Flower: pip install 'polysite[deploy]'") from problem
+    raise RunError(
+        "certificates need pip install 'polysite[deploy]', or 'polysite[flare]' for NVIDIA FLARE"
+    ) from problem
 
 DAYS = 730  # validity of certificates
 AUTHORITY_DAYS = 3650  # validity of the authority, so that it can sign hospitals that come later

@@ -19,6 +19,7 @@ from polysite.deploy.site.ledger import Ledger
 from polysite.deploy.site.withdrawn import LEFT, withdraw_case, withdrawn_cases
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import DataError, RunError, nearest
+from polysite.foreign import parse_json
 from polysite.storage import write_file
 
 DEPLOYMENT = "deployment.json"  # file of a deployed run
@@ -111,6 +112,12 @@ def remove(folder: Path, site: str, runs: Path) -> list[Path]:
         revoke(folder, site)
     found: list[Path] = []
     for file in sorted(runs.rglob(DEPLOYMENT)):
+        try:
+            sites = list(parse_json(file.read_text(encoding="utf-8"))["sites"])
+        except (OSError, ValueError, KeyError, TypeError):  # not the folder of a run
+            continue
+        if site not in sites:
+            continue
         run = RunFolder.open(file.parent)
         with run.alone():
             # models that only one hospital is served: KIND.SITE or KIND.SITE.group-K

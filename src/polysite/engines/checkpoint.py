@@ -17,7 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from polysite.errors import PolysiteError, RunError, shown
+from polysite.errors import PayloadError, PolysiteError, RunError, shown
 from polysite.foreign import parse_json
 from polysite.payload import STORED, Payload, pack, plain, unpack
 from polysite.storage import link_file, map_file, write_file
@@ -54,7 +54,10 @@ def save(path: Path, value: Any, twins: Iterable[Path] = ()) -> None:
     if twin is not None:
         link_file(twin, path)
         return
-    write_file(path, lambda temporary: temporary.write_bytes(pack(arrays, header)))
+    try:
+        write_file(path, lambda temporary: temporary.write_bytes(pack(arrays, header)))
+    except PayloadError as problem:
+        raise RunError(f"{path} could not be written: {problem}") from problem
 
 
 def load(path: Path, lift: Lift = lambda t: t, modules: Collection[str] = (), mapped: bool = False) -> Any:

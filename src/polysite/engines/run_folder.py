@@ -188,7 +188,8 @@ class RunFolder:
 
     def rewind(self, round: int) -> None:
         """Delete the records and checkpoints after a round, and unfinished files; the rounds will be repeated."""
-        self._rounds.replace([r.to_json() for r in self.records() if r.round <= round])
+        kept = "".join(f"{r.to_json()}\n" for r in self.records() if r.round <= round)
+        write_file(self.path / "rounds.jsonl", lambda p: p.write_bytes(kept.encode()))  # as private as the folder
         half = [p for inside in ("checkpoints", "sites", "models") for p in (self.path / inside).rglob(".*.partial")]
         half += [p for name in ("rounds.jsonl", "result.json") for p in self.path.glob(f".{name}.*.partial")]
         kinds = ("round", "best", "own")

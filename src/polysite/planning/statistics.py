@@ -6,7 +6,7 @@ modality of each. Sizes are those of the box around all voxels that are not zero
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,10 @@ class SiteStatistics:
     def parse(cls, text: str, where: str) -> "SiteStatistics":
         """Return the statistics in a text of JSON, as another site wrote it; refuse anything else."""
         try:
-            found = config.convert(cls, parse_json(text), "")
+            given = parse_json(text)
+            if missing := {f.name for f in fields(cls)} - set(given):
+                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+            found = config.convert(cls, given, "")
         except (ConfigError, ValueError, TypeError, OverflowError) as problem:
             raise DataError(f"{where} does not hold the statistics of a site ({problem}); make them again") from problem
         sizes = (*found.shape, *found.turned_shape, *found.spacing, *found.turned_spacing, found.spread)
