@@ -125,9 +125,9 @@ def _distances(
     if not found.size:
         return found
     compiled(_columns)(others, columns)
-    at = np.stack(np.unravel_index(np.flatnonzero(edges.view(bool)), edges.shape), 1)
+    at = np.flatnonzero(edges.view(bool))
     taken = np.count_nonzero(columns[0] != np.iinfo(columns.dtype).max)
-    limit = len(np.unique(at[:, 0])) * (ENVELOPE * taken + columns[0].size)
+    limit = np.count_nonzero(edges.reshape(len(edges), -1).any(1)) * (ENVELOPE * taken + columns[0].size)
     around = _around(spacing[1], spacing[2])
     for every in (SAMPLE, 1):
         if not compiled(_search)(at, columns, spacing, *around, every, limit / every, found):
@@ -213,7 +213,8 @@ def _search(at, columns, spacing, dj, dk, square, every, limit, found):  # type:
     none = np.iinfo(columns.dtype).max
     looked = 0
     for n in range(every - 1, len(at), every):
-        i, j, k = at[n]
+        i, jk = divmod(at[n], rows * width)
+        j, k = divmod(jk, width)
         s = columns[i, j, k]
         best = (a * s) ** 2 if s != none else np.inf
         t = 0
@@ -248,7 +249,7 @@ def _envelope(at, columns, spacing, found):  # type: ignore[no-untyped-def]
     low, height, until = np.empty(rows, np.int64), np.empty(rows), np.empty(rows)
     n = 0
     while n < len(at):
-        i = at[n, 0]
+        i = at[n] // (rows * width)
         for k in range(width):
             top = -1
             for j in range(rows):
@@ -273,8 +274,8 @@ def _envelope(at, columns, spacing, found):  # type: ignore[no-untyped-def]
                 while until[t] < j:
                     t += 1
                 plane[j, k] = (b * (j - low[t])) ** 2 + (a * columns[i, low[t], k]) ** 2
-        while n < len(at) and at[n, 0] == i:
-            j, k = at[n, 1], at[n, 2]
+        while n < len(at) and at[n] < (i + 1) * rows * width:
+            j, k = divmod(at[n] - i * rows * width, width)
             best = plane[j, k]
             d = 1
             while d < width and (c * d) ** 2 < best:
