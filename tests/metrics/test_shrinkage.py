@@ -101,11 +101,13 @@ def test_failures_elsewhere_do_not_hide_a_steady_gain():
     assert ratio == pytest.approx((MODERATE + within / noise**2) / (MODERATE + free), rel=1e-6)
 
 
-def test_luck_of_a_training_remains_however_many_cases_there_are():
-    """With many cases y = mu + e is known: mu ~ N((1 - k) y, k p^2), k = t^2 / (t^2 + p^2), if hospitals are alike."""
+@pytest.mark.parametrize("noise", [0.01, 4.0])
+def test_luck_of_a_training_remains_however_many_cases_there_are(noise):
+    """If hospitals are alike, y ~ N(mu, t^2 + v) with v of all cases: mu ~ N((1 - k) y, k p^2), k = (t^2 + v) / sum."""
     prior = Prior(mean=0.04, spread=1e-9, training=0.03)
-    found = shrink({str(k): np.full(5000, 0.05) + 0.01 * (-1) ** np.arange(5000) for k in range(3)}, prior)
-    k = 0.03**2 / (0.03**2 + 0.04**2)
+    found = shrink({str(k): np.full(5000, 0.05) + noise * (-1) ** np.arange(5000) for k in range(3)}, prior)
+    error = 0.03**2 + noise**2 / 15000
+    k = error / (error + 0.04**2)
     for gain in (*found.sites.values(), found.overall):
         assert gain.mean == pytest.approx((1 - k) * 0.05, rel=1e-3)
         assert gain.sd == pytest.approx(math.sqrt(k) * 0.04, rel=1e-3)

@@ -58,7 +58,11 @@ class FineTune:
 
     @property
     def trials(self) -> int:
-        """Pairs of a learning rate and a lam that every site trains."""
+        """Pairs of a learning rate and a lam that every site trains.
+
+        >>> FineTune(lr=(0.1, 0.01, 0.001), lam=(0.0, 0.5)).trials, FineTune(lr=(), lam=(0.0, 0.5)).trials
+        (6, 2)
+        """
         return max(1, len(self.lr)) * len(self.lam)
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> None:

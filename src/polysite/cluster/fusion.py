@@ -30,8 +30,8 @@ def scad_share(length: float, lam: float, a: float, xi: float, rho: float) -> fl
 
     The penalty is quadratic below xi, then lam t, bends between lam and a lam, and is constant beyond; rho > 1/(a - 1).
 
-    >>> [round(scad_share(t, 0.5, 3.7, 1e-3, 1.0), 3) for t in (0.4, 0.75, 1.5, 2.0)]
-    [0.002, 0.333, 0.863, 1.0]
+    >>> [round(scad_share(t, 0.5, 3.7, 1e-2, 2.0), 3) for t in (0.2, 0.5, 1.5, 2.0)]
+    [0.038, 0.5, 0.947, 1.0]
     """
     if length <= xi + lam / rho:
         return xi * rho / (lam + xi * rho)
