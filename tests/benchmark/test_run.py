@@ -102,6 +102,8 @@ def test_a_benchmark_runs_fails_in_part_and_goes_on(tiny, tmp_path):
         (["paper_a_fets", "--scale", "small", "--only", "fedavq"], "paper_a_fets has no method 'fedavq'"),
         (["title = 1\nmethod = {}"], "unknown key 'method'"),
         (["title = 'x'"], "has no [methods]"),
+        (["[small]\nrounds = 3\n[methods.fedavg]"], "unknown key 'rounds'"),  # at whatever scale
+        (["[study]\ndata = 3\n[methods.fedavg]"], "mine: study.data = 3 must be a section"),
         (["title ="], "not valid TOML"),
     ],
 )

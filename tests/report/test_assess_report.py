@@ -133,6 +133,7 @@ def test_the_terminal_shows_it_within_its_width_and_names_are_never_markup(capsy
     lines = [line.rstrip() for line in shown.splitlines()]
     assert max(map(len, lines)) <= 100 and (count != 4 or len(lines) <= 90)
     assert all(name in shown for name in found.sites)
+    assert "most distant" in shown and ("Sum " in shown) == (count <= 8)  # the matrices of a few hospitals
     flat = re.sub(r"\s+", " ", shown)
     assert all(strategy.title in flat and strategy.file in flat for strategy in verdict.strategies)
 

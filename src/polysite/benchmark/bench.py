@@ -226,12 +226,18 @@ def load(name: str, scale: str = "full") -> Bench:
 
 
 def _bench(name: str, given: Mapping[str, Any], scale: str) -> Bench:
-    file = config.convert(BenchFile, given, "", f"the benchmark {name}")
-    _check_federations(name, file)
-    changes = None if scale == "full" else getattr(file, scale)
-    if changes is not None:
-        file = config.convert(BenchFile, config.merge(given, changes), "", f"the benchmark {name} at {scale} scale")
-    elif scale != "full":
+    whole = config.convert(BenchFile, given, "", f"the benchmark {name}")
+    for key in ("data", "algorithm"):
+        if not isinstance(value := whole.study.get(key, ""), str | Mapping):
+            raise ConfigError(f"the benchmark {name}: study.{key} = {value!r} must be a section")
+    _check_federations(name, whole)
+    scales = {
+        each: config.convert(BenchFile, config.merge(given, changes), "", f"the benchmark {name} at {each} scale")
+        for each in SCALES
+        if (changes := getattr(whole, each)) is not None
+    }
+    file = {"full": whole, **scales}.get(scale)
+    if file is None:
         raise ConfigError(f"the benchmark {name} has no {scale} scale; leave out --scale {scale}")
     if not file.methods and file.radiomics is None:
         raise ConfigError(f"the benchmark {name} has no [methods]")

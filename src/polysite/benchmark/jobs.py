@@ -430,7 +430,7 @@ def fits(job: Job, dealt: Mapping[str, SiteSplit]) -> None:
         return
     wanted = config.parse(config.dump(study.pinned(job.study)))
     folder = RunFolder.open(job.run)
-    if config.parse(folder.config) != wanted:
+    if config.parse(folder.config, where=str(job.run / "config.toml")) != wanted:
         raise RunError(f"{job.run} was trained with another configuration; choose another --out, or remove it")
     if table(dealt) != folder.split:
         raise RunError(f"{job.run} was trained on other cases than there are now; choose another --out, or remove it")

@@ -171,7 +171,7 @@ def options(bench: Bench, out: Path, methods: Sequence[Method], results: Results
     """Return the options of a page: reference, tests, figures, published numbers, assessment, failed runs."""
     assessed = next(iter(_assessed(out, federation)), None)
     names = [m.name for m in methods]
-    lost, here = _lost(results), _cases(methods)
+    lost, here, first = _lost(results), _cases(methods), methods[0].first
     absent = [case for case in bench.compare.cases if case not in here]
     if absent:
         lost.append(f"Not in the data, so not shown: {', '.join(absent)}.")
@@ -180,7 +180,7 @@ def options(bench: Bench, out: Path, methods: Sequence[Method], results: Results
         reference=bench.reference if bench.reference in names else None,
         policy=bench.compare.policy,
         tail=bench.compare.tail,
-        speeds=config.parse(methods[0].first.config).cost,
+        speeds=config.parse(first.config, where=str(first.path / "config.toml")).cost,
         assessment=assessed,
         scans=not federation,  # or every federation's page would show the same patients
         remarks=(*bench.remarks, *lost),

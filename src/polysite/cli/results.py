@@ -224,7 +224,8 @@ def options_of(
         raise ConfigError("--case shows images of patients and --no-scans leaves them out; leave one of the two out")
     if tail not in get_args(Tail):
         raise ConfigError(f"--tail {tail}: choose {', '.join(get_args(Tail))}")
-    chosen = SPEEDS[speeds] if speeds else config.parse(methods[0].first.config).cost
+    first = methods[0].first
+    chosen = SPEEDS[speeds] if speeds else config.parse(first.config, where=str(first.path / "config.toml")).cost
     penalty: float | Literal["diagonal"] = "diagonal"
     kind = empty
     if empty not in get_args(Empty):

@@ -52,7 +52,8 @@ def compare(
     """
     named = runs.items() if isinstance(runs, Mapping) else [(None, run) for run in runs]
     compared = methods([read(Path(path), name, on) for name, path in named])
-    speeds = config.parse(compared[0].first.config).cost
+    first = compared[0].first
+    speeds = config.parse(first.config, where=str(first.path / "config.toml")).cost
     chosen = options or Options(speeds=speeds)
     chosen = replace(chosen, reference=reference) if reference else chosen
     target = Path(out) if out else RunFolder.fresh(Path("comparisons"), "compare")

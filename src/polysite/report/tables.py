@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from rich import box
+from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from polysite.data.check import Report
 from polysite.data.manifest import Manifest, format_labels
-from polysite.heterogeneity.assessment import TESTED, Assessment
+from polysite.heterogeneity.assessment import LEVEL, TESTED, Assessment, Distance
 from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.verdict import LISTED, Verdict, some, tests
 from polysite.report import costs, published
@@ -114,10 +115,19 @@ def show_check(report: Report, every: bool = False) -> None:
 
 
 def show_assessment(assessment: Assessment, verdict: Verdict) -> None:
-    """Print what hospitals have, findings and strategies; the page has all distances."""
+    """Print distances, findings and strategies; the page has the details."""
     console = Console(highlight=False)
     console.print(Text(verdict.summary, "bold"), "", sep="\n")
     console.print(*_described(assessment), "", sep="\n")
+    if len(assessment.sites) > 2:
+        console.print(_compared(assessment), "", sep="\n")
+    if len(assessment.sites) <= 8:
+        console.print(
+            _matrices(assessment),
+            f" * differ significantly, metadata in any quantity: p <= {LEVEL:g} (Holm)",
+            "",
+            sep="\n",
+        )
     if verdict.findings:
         seen = _listed([("–", Text(finding.text)) for finding in verdict.findings])
         console.print(Text("Findings", "bold"), seen, "", sep="\n")
@@ -136,8 +146,7 @@ def _described(assessment: Assessment) -> tuple[Table, Text]:
     units = {q.name: f" ({q.unit})" if q.kind == VOLUME else "" for q in chosen.values()}
     heads = [f"{'share of' if q.kind == CLASS else middle_name} {q.of}{units[q.name]}" for q in chosen.values()]
     p, kinds = tests(assessment), [name for name in TESTED if name in assessment.distances]
-    table = _table("hospital", "cases", *heads, *("p metadata", "p embeddings")[: len(kinds)])
-    table.box, table.show_edge, table.collapse_padding = box.SIMPLE_HEAD, False, True
+    table = _slim("hospital", "cases", *heads, *("p metadata", "p embeddings")[: len(kinds)])
     short = shorten(list(assessment.cases), 26)
     for site, cases in assessment.cases.items():
         known = [q.values.get(site) for q in chosen.values()]
@@ -148,6 +157,45 @@ def _described(assessment: Assessment) -> tuple[Table, Text]:
         table.add_row(escape(short[site]), str(cases), *cells, *chances)
     words = ", ".join(f"{name} {q.mean:.3f} ({q.name})" for name, q in chosen.items())
     return table, Text(f" {words}: means over all pairs; p: adjusted p-value that a hospital differs from the others")
+
+
+def _compared(assessment: Assessment) -> Table:
+    """Return a table with a line per distance."""
+    from polysite.report.assess_page import SHORT, groups
+
+    describe = groups if len(assessment.sites) <= 8 else lambda clusters: " and ".join(str(len(c)) for c in clusters)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False)
+    for name in ("distance", "most distant", "resamples", "groups around it", "groups by linkage (silhouette)"):
+        table.add_column(name, overflow="fold")
+    for distance in assessment.distances.values():
+        apart = f" ({distance.silhouette:.2f})" if len(distance.linked) > 1 else ""
+        share, most = f"{distance.named[distance.outlier]:.0%}", shorten(assessment.sites, 26)[distance.outlier]
+        cells = most, share, describe(distance.clusters), describe(distance.linked) + apart
+        table.add_row(SHORT[distance.name], *map(escape, cells))
+    return table
+
+
+def _matrices(assessment: Assessment) -> Columns:
+    """Return the matrices of the two main distances, side by side if they fit; under noise with the error it adds."""
+    from polysite.report.assess_page import FIRST, SHORT
+
+    titles = {name: SHORT[name] for name in FIRST}
+    shown = [
+        _matrix(assessment, assessment.distances[n], title) for n, title in titles.items() if n in assessment.distances
+    ]
+    return Columns(shown, padding=(0, 1))
+
+
+def _matrix(assessment: Assessment, distance: Distance, title: str) -> Table:
+    table = _slim(title, *assessment.sites)
+    for i, site in enumerate(assessment.sites):
+        stars = ["*" if p <= LEVEL else " " for p in distance.adjusted[i]]
+        cells = [f"{d:#.3g}{star}" for d, star in zip(distance.matrix[i], stars, strict=True)]
+        if distance.error is not None:
+            cells = [f"{cell} ± {e:#.2g}" for cell, e in zip(cells, distance.error[i], strict=True)]
+        table.add_row(escape(site), *("" if j == i else cell for j, cell in enumerate(cells)))
+    table.add_row("Sum", *(f"{distance.sums[site]:#.3g} " for site in assessment.sites))
+    return table
 
 
 def _advice(verdict: Verdict) -> Table:
@@ -188,12 +236,21 @@ def _listed(lines: Sequence[tuple[str, Text]]) -> Table:
     return table
 
 
+def _slim(first: str, *others: str) -> Table:
+    """Return a compact table of numbers; long names of hospitals are truncated."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, collapse_padding=True)
+    table.add_column(escape(first), no_wrap=True, max_width=30)
+    for name in others:
+        table.add_column(escape(name), justify="right", no_wrap=True, max_width=max(9, 90 // len(others)))
+    return table
+
+
 def _table(first: str, *others: str) -> Table:
     """Return a table whose first column is never truncated."""
     table = Table(header_style="bold")
     table.add_column(first, no_wrap=True, overflow="fold")
     for name in others:
-        numbers = name in ("cases", "errors", "warnings") or first == "hospital"
+        numbers = name in ("cases", "errors", "warnings")
         table.add_column(name, justify="right" if numbers else "left", overflow="fold")
     return table
 
