@@ -35,10 +35,10 @@ import torch
 from hostile import ATTACKS, Hostile
 from polysite import config
 from polysite.config import Study
+from polysite.engines.phase_sites import Reply
 from polysite.engines.phases import Phase, run_phases
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
-from polysite.engines.transport import Reply
 from polysite.payload import Payload, SiteId
 from polysite.site import Scores
 from polysite.storage import write_file

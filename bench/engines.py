@@ -49,7 +49,7 @@ def chosen(rounds, sites):
 def polysite(engine, rounds, sites):
     """The moments at which rounds ended."""
     from polysite import study
-    from polysite.engines.rounds import Watch
+    from polysite.engines.watch import Watch
 
     class Clock(Watch):
         def __init__(self):

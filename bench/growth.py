@@ -224,7 +224,7 @@ class Noise:
     def _reply(self, round: int, k: int, got: Any) -> Any:
         import torch
 
-        from polysite.engines.transport import Reply
+        from polysite.engines.phase_sites import Reply
         from polysite.payload import Payload
 
         if self._noise is None:

@@ -49,8 +49,9 @@ from polysite import study as studies
 from polysite.algorithms import ALGORITHMS
 from polysite.algorithms.base import is_finished, serving_payloads
 from polysite.engines.plan import Plan
-from polysite.engines.rounds import Watch, run_rounds
+from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
+from polysite.engines.watch import Watch
 from polysite.errors import PolysiteError
 from polysite.models import MODELS
 from polysite.models.encoders import ENCODERS

@@ -27,7 +27,7 @@ from polysite import config
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.coordinator.roster import Deadlines
 from polysite.engines.record import RoundRecord
-from polysite.engines.rounds import Watch
+from polysite.engines.watch import Watch
 
 DEADLINES = Deadlines(quorum=3, deadline=120, grace=30, again=1, poll=0.02)
 PHANTOM = """

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from polysite import tree
+from polysite.engines.phase_sites import Reply
 from polysite.engines.simulator import Simulator
-from polysite.engines.transport import Reply
 from polysite.payload import Payload, SiteId
 from polysite.site import CaseScore, Scores
 from polysite.tree import Tree

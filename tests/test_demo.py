@@ -3,7 +3,7 @@
 import re
 
 from polysite import demo
-from polysite.engines.rounds import Watch
+from polysite.engines.watch import Watch
 from studies import text
 
 

@@ -14,15 +14,16 @@ from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS
 from polysite.data.files import Files
 from polysite.data.split import SiteSplit
+from polysite.engines.phase_sites import PhaseSites
 from polysite.engines.plan import Plan
 from polysite.engines.replies import Exchange
-from polysite.engines.rounds import Watch, run_rounds
+from polysite.engines.rounds import run_rounds
 from polysite.engines.run_folder import RunFolder, versions
 from polysite.engines.secure.comparison import gather_comparison
 from polysite.engines.secure.server import check_sites
 from polysite.engines.secure.settings import Secure
 from polysite.engines.simulator import Simulator
-from polysite.engines.transport import Transport
+from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, RunError, nearest
 from polysite.foreign import parse_json
 from polysite.heterogeneity import hidden
@@ -97,7 +98,7 @@ def _outlier(study: Study, watch: Watch) -> SiteId:
 
 def run_assessment(
     study: Study,
-    engine: Transport,
+    engine: PhaseSites,
     sizes: Mapping[str, int],
     unseen: bool,
     path: Path,
@@ -152,7 +153,7 @@ def _strategy(base: Study, changes: Mapping[str, Any]) -> str:
     return f"# this strategy needs the reply of each hospital, so it is without secure sums (run.secure)\n{text}"
 
 
-def _under_secure_sums(study: Study, engine: Transport, unseen: bool, watch: Watch) -> tuple[Assessment, Verdict]:
+def _under_secure_sums(study: Study, engine: PhaseSites, unseen: bool, watch: Watch) -> tuple[Assessment, Verdict]:
     """Have one hospital compare all, whose statistics the coordinator cannot read; return what it found."""
     algorithm, names = cast(Algorithm[Any], study.assess), engine.names
     check_sites(study.run.secure, len(names))

@@ -7,8 +7,8 @@ from typing import Any
 
 from polysite import config, study
 from polysite.config import Study
-from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder
+from polysite.engines.watch import Watch
 from polysite.errors import RunError
 from polysite.report import publish, tables
 from polysite.report.page import Options

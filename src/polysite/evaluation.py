@@ -15,8 +15,8 @@ from polysite.data.case import SPLITS
 from polysite.data.files import Files
 from polysite.data.split import SiteSplit
 from polysite.engines.phases import examine
-from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder, file_name
+from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.payload import SiteId
 

@@ -44,8 +44,8 @@ from polysite.data.cache import Arrays, Cache, place
 from polysite.data.case import SPLITS, Case, CaseRef
 from polysite.data.federation import Natural
 from polysite.data.files import Files
-from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder, file_name, versions
+from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, DataError, nearest
 from polysite.machine import cores
 from polysite.payload import SiteId

@@ -11,6 +11,7 @@ and the header is checked against limits before any array is built.
 True
 """
 
+import hashlib
 import json
 import math
 import re
@@ -123,6 +124,16 @@ def plain(x: Any) -> np.ndarray:
     a = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
     a = a.astype(a.dtype.newbyteorder("<"), copy=False)
     return a if a.flags.c_contiguous else a.copy(order="C")
+
+
+def model_digest(params: tree.Tree) -> str:
+    """Return the SHA-256 of a model's names, shapes, types and values."""
+    digest = hashlib.sha256()
+    for name in sorted(params):
+        array = plain(params[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        digest.update(array.reshape(-1).view("uint8").data)
+    return digest.hexdigest()
 
 
 def encode(p: Payload) -> memoryview:

@@ -8,11 +8,11 @@ import pytest
 import polysite as ps
 from polysite.algorithms.base import is_finished, serving_payloads
 from polysite.algorithms.cfft import State
+from polysite.engines.phase_sites import Reply
 from polysite.engines.phases import Phase, run_phases
 from polysite.engines.rounds import run_rounds
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
-from polysite.engines.transport import Reply
 from polysite.errors import ConfigError
 from polysite.payload import Payload
 from polysite.site import CaseScore

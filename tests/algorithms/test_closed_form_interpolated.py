@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import polysite as ps
+from polysite.engines.phase_sites import Served
 from polysite.engines.phases import Phase, run_phases
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
-from polysite.engines.transport import Served
 from polysite.metrics.shrinkage import shrink
 from polysite.payload import Payload
 from polysite.site import CaseScore

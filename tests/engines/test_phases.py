@@ -5,11 +5,11 @@ import pytest
 
 import polysite as ps
 from phased import START, interrupted, phases, play, timeless
+from polysite.engines.phase_sites import Served
 from polysite.engines.phases import find_progress
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
-from polysite.engines.transport import Served
 from polysite.errors import ConfigError
 from quadratic import Aims, Quadratic, served_models
 

@@ -12,7 +12,7 @@ import torch
 import studies
 from polysite import study
 from polysite.config import parse
-from polysite.engines.rounds import Watch
+from polysite.engines.watch import Watch
 
 SETTINGS = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}  # no token below the home folder
 SITES = {"north": 6, "south": 5, "west": 4}

@@ -14,9 +14,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from polysite.algorithms.fedavg import FedAvg
 from polysite.engines.phases import Phase, find_progress, run_phases
 from polysite.engines.plan import Plan
-from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
+from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, RunError
 from polysite.report import tracking
 from polysite.report.tracking import Many, scalars, tracker

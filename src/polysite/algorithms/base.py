@@ -208,6 +208,12 @@ def facts(algorithm: Any) -> Facts:
     return replace(known, **alone)
 
 
+def is_summable(algorithm: Any) -> bool:
+    """Return whether one reply, the mean of the models, can stand for all replies to an algorithm."""
+    summable = facts(algorithm).needs == "sum" and not hasattr(algorithm, "objections")
+    return summable and "model" in algorithm.reply and set(algorithm.reply) <= {"model", "weight"}
+
+
 def trials(algorithm: Any) -> int:
     """Return the number of candidate models that every site trains in a round to keep the best one. Default: 1."""
     count: int = getattr(algorithm, "trials", 1)

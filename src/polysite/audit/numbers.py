@@ -34,8 +34,8 @@ from polysite.config import Study
 from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS, Case, CaseRef
 from polysite.data.split import SiteSplit
-from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder, versions
+from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, DataError, nearest
 from polysite.models.encoders import Embedder
 from polysite.payload import Payload

@@ -26,8 +26,8 @@ from polysite.data.split import SiteSplit
 from polysite.engines.phases import Phase, find_models
 from polysite.engines.replay import Replayed, replay
 from polysite.engines.reply_checks import kinds_of
-from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder, versions
+from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, RunError
 from polysite.payload import SiteId
 from polysite.privacy import Private

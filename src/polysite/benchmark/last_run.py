@@ -14,7 +14,7 @@ from polysite.config import Study
 from polysite.data.case import SPLITS, Case, CaseRef
 from polysite.data.files import Files
 from polysite.data.split import SiteSplit
-from polysite.engines.rounds import Watch
+from polysite.engines.watch import Watch
 from polysite.study import Materials, PreparedCases
 from polysite.training.network import Network
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from polysite import config, extract
 from polysite.benchmark.bench import Bench
 from polysite.cluster.mixture import Settings as Mixture
-from polysite.engines.rounds import Watch
+from polysite.engines.watch import Watch
 from polysite.radiomics import Settings
 from polysite.report import clusters as clusters_page
 from polysite.report import published

@@ -156,7 +156,7 @@ def _broken(line: str, width: int, hang: int) -> str:
 def watching(quiet: bool, as_json: bool) -> Iterator[Any]:
     """Yield the observer of a run: silent, printing JSON lines, or with a progress bar."""
     from polysite.engines.record import RoundRecord
-    from polysite.engines.rounds import Watch
+    from polysite.engines.watch import Watch
 
     class Lines(Watch):
         def round(self, record: RoundRecord) -> None:

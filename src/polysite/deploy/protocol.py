@@ -19,7 +19,6 @@ Instead of any response, a site may answer ``Refused`` (its policy or settings f
 Neither side trusts the other: a header that does not fit raises ``PayloadError``.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -34,10 +33,8 @@ from polysite.engines.secure.member import STEPS, MaskStep
 from polysite.errors import PayloadError, shown
 from polysite.metrics.measures import MEASURES
 from polysite.metrics.overlap import BACKGROUND
-from polysite.payload import plain
 from polysite.privacy import Release
 from polysite.site import CaseScore, Count, Counts, Examined, Fit, Scores
-from polysite.tree import Tree
 
 PROTOCOL = 2  # 0.1.0 spoke 1
 
@@ -374,16 +371,6 @@ def parse_response(request: Request, header: Header, cases: Mapping[str, int], s
                 return MaskTaken()
     except PayloadError as problem:
         return Failed(f"its response to {request.words} is not valid: {problem}")
-
-
-def model_digest(tree: Tree) -> str:
-    """Return the SHA-256 of a model's names, shapes, types and values."""
-    digest = hashlib.sha256()
-    for name in sorted(tree):
-        array = plain(tree[name])
-        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-        digest.update(array.reshape(-1).view("uint8").data)
-    return digest.hexdigest()
 
 
 def _is_number(value: Any) -> bool:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polysite import tree
-from polysite.engines.transport import Transport
+from polysite.engines.phase_sites import PhaseSites
 from polysite.payload import Payload, SiteId
 from polysite.site import Scores
 from polysite.tree import Tree
@@ -152,7 +152,7 @@ def moved(model: Tree, contrast: Tree, share: float | None) -> Tree:
 
 
 def cast(
-    transport: Transport,
+    transport: PhaseSites,
     round: int,
     served: Mapping[SiteId, Payload],
     models: Mapping[SiteId, Tree],

@@ -22,12 +22,13 @@ from polysite.cluster.mixture import CaseClusters
 from polysite.engines import checkpoint, site_memory
 from polysite.engines.best_round import advantage, judged, surprises
 from polysite.engines.own_best import STRANGER, improved
+from polysite.engines.phase_sites import PhaseSites, Served
 from polysite.engines.plan import Plan
 from polysite.engines.record import Result, RoundRecord, SiteValidation, incident, mean_score, measure_of
-from polysite.engines.rounds import Progress, Watch, run_rounds
+from polysite.engines.rounds import Progress, run_rounds
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.site_memory import Memory
-from polysite.engines.transport import Served, Transport
+from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, Paused, RunError
 from polysite.payload import Payload, SiteId
 from polysite.privacy import Release, epsilon
@@ -46,7 +47,7 @@ class Phase:
     """A part of a study with an algorithm of its own."""
 
     algorithm: Algorithm[Any]
-    transport: Transport
+    transport: PhaseSites
     plan: Plan
 
 
@@ -534,7 +535,7 @@ def _common(
     return {split: _scored(phase.transport, best.round, others, split) for split in ("validation", "test")}
 
 
-def _scored(transport: Transport, index: int, sent: Mapping[SiteId, Payload], split: str) -> dict[SiteId, Scores]:
+def _scored(transport: PhaseSites, index: int, sent: Mapping[SiteId, Payload], split: str) -> dict[SiteId, Scores]:
     """Return the scores of a split without counts, which leave a hospital only with all other measures."""
     scores = transport.score(index, sent, split)
     return {i: {case: replace(s, counts={}) for case, s in cases.items()} for i, cases in scores.items()}
@@ -598,7 +599,7 @@ def examine(
     return scores
 
 
-def _export(transport: Transport, folder: RunFolder, name: str, round: int, sent: Mapping[SiteId, Payload]) -> Served:
+def _export(transport: PhaseSites, folder: RunFolder, name: str, round: int, sent: Mapping[SiteId, Payload]) -> Served:
     """Save the served models: one file if all sites use the same, else one per site, and one per group of cases."""
     served = transport.serve(round, sent, name)
     for site, models in {"": served.shared}.items() if served.shared is not None else served.models.items():

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polysite.engines.phases import Phase, enter_phase, load_checkpoint
-from polysite.engines.rounds import Progress, Round, Watch, run_rounds
+from polysite.engines.rounds import Progress, Round, run_rounds
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.secure.settings import Secure
+from polysite.engines.watch import Watch
 from polysite.errors import RunError
 from polysite.payload import Payload, SiteId
 from polysite.tree import Tree

@@ -5,8 +5,8 @@ sum of the weights. The mean is summed in the order of the sites' names while th
 the sum and one reply (and replies that arrive before their turn), whatever the number of sites.
 
 The share of a reply in a mean depends on the weights of all replies. They are known beforehand from the sites' numbers
-of cases. If another weight arrives, or a reply is missing or refused, the sum is discarded and the transport delivers
-the replies once more (``Repeating``), now with known weights. So the result has the bits of a mean over held replies.
+of cases. If another weight arrives, or a reply is missing or refused, the sum is discarded and the sites deliver the
+replies once more, now with known weights. So the result has the bits of a mean over held replies.
 Real hospitals reply in any order, and some not at all: their transport stores replies in memory or on disk, announces
 no weights, and delivers them a second time in the order of the sites' names.
 
@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polysite import tree
-from polysite.algorithms.base import Algorithm, facts, objections, serving_payloads
+from polysite.algorithms.base import Algorithm, is_summable, objections, serving_payloads
 from polysite.engines.guard import RoundGuard
 from polysite.engines.jury import cast
+from polysite.engines.phase_sites import PhaseSites, Reply
 from polysite.engines.reply_checks import Look, judge, look
 from polysite.engines.site_turn import OutgoingStep, restore_reply
-from polysite.engines.transport import Repeating, Reply, Transport
 from polysite.errors import PayloadError
 from polysite.payload import Payload, SiteId
 from polysite.tree import Tree
@@ -66,7 +66,7 @@ class Exchange:
     """One round as far as it is known before any reply."""
 
     algorithm: Algorithm[Any]
-    transport: Transport
+    transport: PhaseSites
     params: Tree  # a tree with the names, shapes and types of the model
     steps: tuple[OutgoingStep, ...]
     round: int
@@ -112,20 +112,14 @@ def weights_of(replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
     return {i: float(replies[i].get("weight", 1.0)) for i in sorted(replies)}
 
 
-def is_summable(algorithm: Algorithm[Any]) -> bool:
-    """Return whether one reply, the mean of the models, can stand for all replies to an algorithm."""
-    summable = facts(algorithm).needs == "sum" and not hasattr(algorithm, "objections")
-    return summable and "model" in algorithm.reply and set(algorithm.reply) <= {"model", "weight"}
-
-
 def expected_weights(exchange: Exchange) -> dict[SiteId, float] | None:
     """Return the weights that the sites will reply; None if the replies of this round cannot be summed on arrival."""
-    algorithm, transport = exchange.algorithm, exchange.transport
-    if not is_summable(algorithm) or not isinstance(transport, Repeating):
+    algorithm, sizes = exchange.algorithm, exchange.transport.sizes
+    if not is_summable(algorithm):
         return None
     if exchange.guard is not None and not exchange.guard.streams:
         return None
-    sizes = transport.sizes if algorithm.reply.get("weight") == "count" else dict.fromkeys(transport.sizes, 1)
+    sizes = sizes if algorithm.reply.get("weight") == "count" else dict.fromkeys(sizes, 1)
     factor = {i: float(p.get("factor", 1.0)) if "weight" in algorithm.reply else 1.0 for i, p in exchange.sent.items()}
     return {i: sizes[i] * factor[i] for i in sorted(exchange.sent) if i in sizes}
 
@@ -137,7 +131,7 @@ def gather(exchange: Exchange, state: Any, expected: Weights | None) -> Replies:
     replies, running = _sum(exchange, expected)
     if exchange.guard is not None and exchange.guard.must_hold(replies.heard):
         exchange = replace(exchange, arrived=lambda site, count: None)
-        return _hold(exchange, state, _again(exchange))
+        return _hold(exchange, state, exchange.transport.repeat(exchange.round, exchange.sent))
     if not replies.heard or running.is_mean_of(replies.heard):
         return _weighted(exchange, replace(replies, total=running.total))
     known = weights_of(replies.heard)
@@ -146,13 +140,7 @@ def gather(exchange: Exchange, state: Any, expected: Weights | None) -> Replies:
     again, running = _sum(replace(exchange, sent=sent), known, repeat=True)
     if running.is_mean_of(again.heard):
         return _weighted(exchange, replace(replies, total=running.total))
-    return _hold(exchange, state, _again(exchange))  # a GPU may round differently
-
-
-def _again(exchange: Exchange) -> Iterator[tuple[SiteId, Reply]]:
-    """Yield the replies of a round once more."""
-    assert isinstance(exchange.transport, Repeating)
-    return exchange.transport.repeat(exchange.round, exchange.sent)
+    return _hold(exchange, state, exchange.transport.repeat(exchange.round, exchange.sent))  # a GPU may round differently
 
 
 def _weighted(exchange: Exchange, replies: Replies) -> Replies:
@@ -207,11 +195,11 @@ def _guarded(
 
 def _sum(exchange: Exchange, expected: Weights, repeat: bool = False) -> tuple[Replies, Sum]:
     """Check and sum every reply as it arrives; only its numbers are kept."""
-    transport, running, guard = exchange.transport, Sum(expected, exchange.guard), exchange.guard
+    running, guard = Sum(expected, exchange.guard), exchange.guard
     replies: dict[SiteId, Reply] = {}
     broken: dict[SiteId, str] = {}
     looks: dict[SiteId, Look] = {}
-    deliver = transport.repeat if repeat and isinstance(transport, Repeating) else transport.train
+    deliver = exchange.transport.repeat if repeat else exchange.transport.train
     for site, reply, problem in _restored(exchange, deliver(exchange.round, exchange.sent)):
         if problem is None:
             looks[site] = _look(exchange, site, reply.payload)
@@ -229,8 +217,8 @@ def _sum(exchange: Exchange, expected: Weights, repeat: bool = False) -> tuple[R
 
 
 def _look(exchange: Exchange, site: SiteId, reply: Payload) -> Look:
-    reported: Mapping[SiteId, int] = getattr(exchange.transport, "reported", {})
-    return look(exchange.algorithm.reply, exchange.params, exchange.sent.get(site), reply, reported.get(site))
+    reported = exchange.transport.reported.get(site)
+    return look(exchange.algorithm.reply, exchange.params, exchange.sent.get(site), reply, reported)
 
 
 def _restored(

@@ -14,13 +14,14 @@ from polysite.engines.guard import EARLY, RoundGuard
 from polysite.engines.guard_alarms import changes, describe
 from polysite.engines.guard_state import GuardState
 from polysite.engines.own_best import Own
+from polysite.engines.phase_sites import PhaseSites, Reply
 from polysite.engines.plan import Plan, cohort
 from polysite.engines.record import RoundRecord, SiteGuard, SiteRecord, finite, incident
 from polysite.engines.replies import Exchange, expected_weights, gather, stripped
 from polysite.engines.secure.server import check_sites, gather_masked
 from polysite.engines.secure.settings import check_algorithm
 from polysite.engines.site_turn import check_steps
-from polysite.engines.transport import Reply, Transport
+from polysite.engines.watch import Watch
 from polysite.payload import Payload, SiteId
 from polysite.tree import Tree
 
@@ -96,31 +97,9 @@ class Progress:
     judged: Judged = field(default_factory=dict)  # of the last validation, with a guard
 
 
-class Watch:
-    """Observer of a run. Every method does nothing by default; the command line shows progress with a subclass."""
-
-    def case(self, done: int, of: int, case: str) -> None:
-        """A case was loaded."""
-
-    def begin(self, title: str, rounds: int, done: int, best: float) -> None:
-        """Training starts, or resumes after ``done`` rounds."""
-
-    def end(self) -> None:
-        """Training ended."""
-
-    def site(self, round: int, site: SiteId, done: int, of: int) -> None:
-        """A site replied."""
-
-    def doing(self, site: SiteId, what: str, done: bool) -> None:
-        """A real site started or finished something."""
-
-    def round(self, record: RoundRecord) -> None:
-        """A round is finished."""
-
-
 def run_rounds(
     algorithm: Algorithm[Any],
-    transport: Transport,
+    transport: PhaseSites,
     params: Tree,
     plan: Plan,
     seed: int,
@@ -145,7 +124,7 @@ def run_rounds(
         transport.remember(resume.memories, resume.versions)
     first, begin = (resume.first, resume.round + 1) if resume else (0, 0)
     guarding = (resume.guard if resume else None) or GuardState() if plan.guarded else None
-    secret = getattr(transport, "secret", 0)
+    secret = transport.secret
     signs = Signs(secret)
     silent: Collection[SiteId] = ()  # sites of the round before that were absent or refused; they may be again
     for index in range(begin, first + plan.rounds):

@@ -21,8 +21,9 @@ from polysite.data.split import PARTITION, SPLIT, SUBJECT, SiteSplit, Split, tab
 from polysite.engines.phases import adopt
 from polysite.engines.plan import Plan
 from polysite.engines.record import RoundRecord, SiteRecord
-from polysite.engines.rounds import Progress, Watch
+from polysite.engines.rounds import Progress
 from polysite.engines.run_folder import RunFolder
+from polysite.engines.watch import Watch
 from polysite.ensembles.members import MemberRun, Parts, combined, read, served
 from polysite.errors import ConfigError, RunError
 from polysite.models.ensemble import Ensemble, joined

@@ -17,8 +17,8 @@ from polysite.config import Study
 from polysite.data.files import Files
 from polysite.data.split import PARTITION, SPLIT, SUBJECT
 from polysite.engines.memory_store import to_host
-from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder
+from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, RunError
 from polysite.models.ensemble import Ensemble, Member
 from polysite.models.unet import UNet

@@ -10,8 +10,8 @@ from pathlib import Path
 from polysite import config, study
 from polysite.algorithms.base import facts
 from polysite.config import Study
-from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder
+from polysite.engines.watch import Watch
 from polysite.ensembles.making import ABOUT, made_ensemble
 from polysite.errors import ConfigError, RunError
 from polysite.study import Engine, Run

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column
 
 from polysite.engines.record import RoundRecord
-from polysite.engines.rounds import Watch
+from polysite.engines.watch import Watch
 from polysite.report.plain_progress import PlainProgress
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from polysite.config import flat
 from polysite.engines.record import RoundRecord
-from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder, file_name
+from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, RunError, nearest
 from polysite.foreign import parse_toml
 from polysite.own_process import unblock

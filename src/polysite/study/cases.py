@@ -14,7 +14,7 @@ from polysite.data.files import Files
 from polysite.data.parts import splitter
 from polysite.data.sources import Phantom, PhantomClasses
 from polysite.data.split import SiteSplit
-from polysite.engines.rounds import Watch
+from polysite.engines.watch import Watch
 from polysite.errors import DataError
 from polysite.training.network import device_of
 

@@ -13,7 +13,7 @@ from polysite.config import Study
 from polysite.data.case import SPLITS
 from polysite.data.split import SiteSplit
 from polysite.engines.phases import Phase
-from polysite.engines.rounds import Watch
+from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, nearest
 from polysite.evaluation_folder import ExaminedSite
 from polysite.study.cases import pinned, refuse_duplicates

@@ -9,9 +9,9 @@ from polysite.algorithms.base import facts
 from polysite.config import Study
 from polysite.data.split import SiteSplit, table
 from polysite.engines.phases import Models, Phase, find_models
-from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.simulator import Simulator
+from polysite.engines.watch import Watch
 from polysite.errors import RunError
 from polysite.models.ensemble import Ensemble
 from polysite.payload import SiteId

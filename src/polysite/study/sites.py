@@ -12,8 +12,8 @@ from polysite.config import Study
 from polysite.data.case import SPLITS
 from polysite.data.split import SiteSplit
 from polysite.engines.phases import Phase
-from polysite.engines.rounds import Watch
 from polysite.engines.simulator import Simulator
+from polysite.engines.watch import Watch
 from polysite.errors import ConfigError
 from polysite.models.ensemble import Ensemble
 from polysite.models.monai import Monai

@@ -18,8 +18,9 @@ from polysite.data.slices import left_out
 from polysite.data.split import SiteSplit, table
 from polysite.engines.phases import Evaluate, Phase, find_progress, run_phases
 from polysite.engines.record import Result, mean_score
-from polysite.engines.rounds import Progress, Watch
+from polysite.engines.rounds import Progress
 from polysite.engines.run_folder import RunFolder
+from polysite.engines.watch import Watch
 from polysite.errors import Paused, RunError
 from polysite.evaluation_folder import EvaluationFolder, ExaminedSite
 from polysite.frames import frame, number

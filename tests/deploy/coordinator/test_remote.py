@@ -18,7 +18,7 @@ from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.coordinator.roster import Roster
 from polysite.deploy.protocol import MEASURES, Failed, Greeting, Request, Subject, model_digest, parse_response
 from polysite.engines.compress import Compress
-from polysite.engines.rounds import Watch
+from polysite.engines.watch import Watch
 from polysite.errors import PayloadError, RunError
 from polysite.payload import Payload, decode, encode
 from polysite.report import progress

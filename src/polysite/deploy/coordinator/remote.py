@@ -18,10 +18,10 @@ from polysite.buffers import Buffer
 from polysite.deploy.coordinator.roster import Heard, Roster
 from polysite.deploy.protocol import Digests, Measured, Request, RequestKind, Scored, Trained, model_digest
 from polysite.engines.memory_store import MemoryStore, Stored
+from polysite.engines.phase_sites import Reply, Served
 from polysite.engines.record import Incident
 from polysite.engines.replies import is_summable
 from polysite.engines.secure.member import MaskStep
-from polysite.engines.transport import Reply, Served
 from polysite.errors import PayloadError
 from polysite.payload import Limits, Payload, SiteId, decode, encode
 from polysite.site import Examined, Scores, Site

@@ -29,7 +29,7 @@ from polysite.deploy.protocol import (
     parse_response,
 )
 from polysite.engines.record import Incident, incident
-from polysite.engines.rounds import Watch
+from polysite.engines.watch import Watch
 from polysite.errors import RunError, shown
 from polysite.payload import SiteId
 

@@ -30,9 +30,9 @@ from polysite.deploy.project import Project
 from polysite.deploy.protocol import Subject
 from polysite.engines.phases import Evaluate, Phase, find_progress
 from polysite.engines.record import Incident
-from polysite.engines.rounds import Watch
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.secure import server as secure_server
+from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.evaluation_folder import EvaluationFolder
 from polysite.foreign import parse_json

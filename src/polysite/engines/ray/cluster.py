@@ -16,7 +16,7 @@ from typing import Any
 from polysite.engines.ray.placement import Node, Place, find_room, place, spread
 from polysite.engines.ray.worker import SiteWorker
 from polysite.engines.record import Incident, incident
-from polysite.engines.rounds import Watch
+from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, PolysiteError, RunError, shown
 from polysite.payload import SiteId
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from polysite.engines.phase_sites import Reply, Served
 from polysite.engines.ray.cluster import Call, Seat, Workers
 from polysite.engines.ray.worker import NOTHING, At, Packed, pack
 from polysite.engines.record import Incident
-from polysite.engines.transport import Reply, Served
 from polysite.payload import Payload, SiteId
 from polysite.site import Cases, CaseScore, Examined, Fit, Scores
 from polysite.tree import Tree
