@@ -431,6 +431,17 @@ def test_federated_is_pooled_where_clusters_overlap_and_as_likely_as_those_of_sc
     assert np.mean(gaps) > -0.3 and min(gaps) > -1
 
 
+def test_withheld_sums_change_the_clusters():
+    """Two kinds of cases at eight sites, three of each: no site has five of either, so no cluster is found."""
+    rng = np.random.default_rng(0)
+    kind = np.tile([0, 1], 24)
+    x = 6.0 * kind[:, None] + rng.normal(size=(48, 6))
+    sites = {f"s{k}": x[6 * k : 6 * k + 6] for k in range(8)}
+    free, bound = (fed.federated(sites, Settings(components=2, dimensions=4, fewest=n)).mixture for n in (0, 5))
+    assert adjusted_rand_score(kind, free.assign(x)) == 1
+    assert adjusted_rand_score(kind, bound.assign(x)) < 0.2
+
+
 def test_how_much_a_clustering_varies():
     """Also from restart to restart, where there are no clusters."""
     x, _, sites = planted(0, (60, 60, 60), 20)

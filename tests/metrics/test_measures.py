@@ -103,7 +103,7 @@ def test_policies_are_named_and_a_penalty_is_a_distance():
         EmptyMaskPolicy(empty="nan")
     with pytest.raises(ConfigError, match="hd95 = 'mean' is no policy; choose max, union"):
         EmptyMaskPolicy(hd95="mean")
-    for penalty in (0, math.nan, True, "far"):
+    for penalty in (0, -1, math.inf, math.nan, True, "far"):
         with pytest.raises(ConfigError, match=r"penalty = .*'diagonal' or a positive number"):
             EmptyMaskPolicy(penalty=penalty)
     assert "373.13" in EmptyMaskPolicy(**PENALTY).words
