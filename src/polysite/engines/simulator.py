@@ -6,19 +6,17 @@ model that a phase starts from) stays on the device while all of it fits there, 
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from polysite.algorithms.base import Algorithm
 from polysite.engines.memory_store import Memories, MemoryStore, Stored, to_host
 from polysite.engines.noise import noise_steps
 from polysite.engines.record import Incident, incident
-from polysite.engines.secure.member import MaskStep, Session, open_session, take_step
-from polysite.engines.secure.sealed import analysed, protecting
+from polysite.engines.secure.member import Mask, MaskStep, Session, open_session, take_step
 from polysite.engines.secure.settings import Secure
 from polysite.engines.site_turn import OutgoingStep, take_turn
 from polysite.engines.transport import Reply, Served
 from polysite.errors import PayloadError
-from polysite.heterogeneity.exchange import Assess
 from polysite.payload import Payload, SiteId, decode, encode
 from polysite.privacy import Private
 from polysite.site import Examined, Fit, Scores, Site
@@ -78,7 +76,7 @@ class Simulator:
         site = self._site(self.sites, name, round)
         got, memory = self._carry(payload).each(site.lift), self._recall(name, site)
         known = self._sessions.get(name)
-        masks = (protecting(self.algorithm, known, self.secure.fraction),) if known else ()
+        masks = (Mask(known, self.secure.fraction),) if known else ()
         noise = noise_steps(self.algorithm, self.private, site, got, known)
         turn = take_turn(self.algorithm, got, memory, site, (*noise, *self.outgoing, *masks))
         self._new[name] = self._store.put(turn.memory)
@@ -97,8 +95,6 @@ class Simulator:
                     self._sessions[name], answers[name] = open_session(
                         payload, name, self.secure.fewest, reveal=self.secure.reveal
                     )
-                elif step == "analyse":
-                    answers[name] = analysed(payload, self._sessions[name], cast(Assess, self.algorithm))
                 else:
                     self._sessions[name], answers[name] = take_step(step, payload, self._sessions[name])
             except PayloadError as problem:
