@@ -39,8 +39,6 @@ from polysite.deploy.site.studies import Studies
 from polysite.engines import checkpoint, site_memory
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import PolysiteError
-from polysite.heterogeneity import hidden
-from polysite.heterogeneity.exchange import Assess
 from polysite.metrics.measures import MEASURES
 from polysite.payload import Payload
 from polysite.planning import statistics
@@ -49,7 +47,6 @@ from polysite.report import runs, site_distances
 from polysite.site import CaseScore, Examined
 from polysite.tuning import space
 
-ASSESS = Assess(projections=0, permutations=99, resamples=100)
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "v0.1.0"
 DEPLOYED = FIXTURES / "deployed" / "finished"
 STUDY = "0123456789abcdef"
@@ -178,7 +175,6 @@ def _run_folders(folder: Path) -> Iterator[Reader]:
     assessed = (FIXTURES / "assessment" / "assessment.json").read_bytes()
     examples = (*(_trimmed(assessed),) * 3, assessed)
     yield Reader("assessment.json", examples, from_file(folder / "x" / "assessment.json", _assessment), mutate.JSON)
-    yield Reader("comparison", (_comparison(),), lambda content: hidden.read(content, ASSESS, ("a", "b")), mutate.JSON)
 
 
 def _at_hospitals(folder: Path) -> Iterator[Reader]:
@@ -358,16 +354,6 @@ def _frame(content: bytes) -> object:
 def _lines(path: Path, count: int) -> bytes:
     """Return the first lines of a file."""
     return b"".join(line + b"\n" for line in path.read_bytes().splitlines()[:count])
-
-
-def _comparison() -> bytes:
-    """Return what the hospital that compares sends about two hospitals."""
-    lists = {site: {"volume WT": np.linspace(k, k + 2.0, 4)} for k, site in enumerate("ab")}
-    replies = {
-        site: Payload(cases=4, metric=3, unlabelled=0, quantiles=each, absent={"volume WT": np.zeros(1)})
-        for site, each in lists.items()
-    }
-    return hidden.compared(replies, ASSESS, True, False)
 
 
 def _trimmed(assessed: bytes) -> bytes:

@@ -136,6 +136,20 @@ def test_what_an_assessment_leaves_behind(tmp_path):
         ps.assess(DRAWN, tmp_path / "found")
 
 
+def test_under_secure_sums_an_assessment_needs_noise(tmp_path):
+    """Each hospital's own sums leave under noise, so the masks change nothing of it."""
+    masked = {"run": {"secure": {"use": "on"}}}
+    with pytest.raises(ConfigError, match=r"set assess\.private\.epsilon"):
+        ps.assess(config.vary(DRAWN, masked), tmp_path / "open")
+    noisy = config.vary(DRAWN, {"assess": {"private": {"epsilon": 8.0}}})
+    plain = ps.assess(noisy, tmp_path / "plain")
+    found = ps.assess(config.vary(noisy, masked), tmp_path / "masked")
+    for name, distance in plain.assessment.distances.items():
+        np.testing.assert_array_equal(found.assessment.distances[name].matrix, distance.matrix)
+    assert found.verdict == plain.verdict
+    assert any('use = "on"' in file.read_text() for file in (tmp_path / "masked" / "strategies").iterdir())
+
+
 def test_other_encoders_are_checked_before_anything_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(assessment, "assessed_sites", lambda *given: pytest.fail("measured"))
     for names, said in ((("deepbett",), "did you mean 'deepbet'"), (("medicalnet",), "encoder.path is missing")):

@@ -16,17 +16,13 @@ from polysite.data.files import Files
 from polysite.data.split import SiteSplit
 from polysite.engines.phase_sites import PhaseSites
 from polysite.engines.plan import Plan
-from polysite.engines.replies import Exchange
 from polysite.engines.rounds import run_rounds
 from polysite.engines.run_folder import RunFolder, versions
-from polysite.engines.secure.comparison import gather_comparison
-from polysite.engines.secure.server import check_sites
 from polysite.engines.secure.settings import Secure
 from polysite.engines.simulator import Simulator
 from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, RunError, nearest
 from polysite.foreign import parse_json
-from polysite.heterogeneity import hidden
 from polysite.heterogeneity.assessment import Assessment, random_case_angles
 from polysite.heterogeneity.bounds import INTENSITY
 from polysite.heterogeneity.noisy import analyse
@@ -39,6 +35,12 @@ from polysite.storage import draft_folder, vacant
 from polysite.study import deal_volumes, pinned
 from polysite.training.assessed_site import TorchAssessedSite
 from polysite.training.network import device_of
+
+UNPROTECTED = (
+    "a distance between two hospitals is no sum, so the statistics of an assessment would leave without the masks "
+    "(run.secure) or the noise (train.private) of this study: set assess.private.epsilon, so that sums under noise "
+    "leave, or assess the hospitals in a study of its own, if their policies allow that"
+)
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,13 @@ def assess(study: Study, out: Path | str | None = None, watch: Watch = Watch()) 
     def extend(found: Assessment) -> Assessment:
         if not study.assess.projections or found.noise:
             return found
-        hosts = cast(Mapping[SiteId, AssessedSite], engine.sites)
+        hosts = cast(Mapping[SiteId, AssessedSite], engine.known)
         vectors = {i: study.assess.vectors(hosts[i].features("embedding")["embedding"]) for i in found.sites}
         angles = random_case_angles(vectors, study.seed)
         named = {f'encoder.name = "{name}"': _outlier(replace(study, encoder=e), watch) for name, e in others.items()}
         return replace(found, case_angles=angles, alternatives={**found.alternatives, "euclidean": named})
 
-    sizes = {i: site.size for i, site in engine.sites.items()}
+    sizes = {i: site.size for i, site in engine.known.items()}
     return run_assessment(study, engine, sizes, unseen, path, watch, extend)
 
 
@@ -114,26 +116,24 @@ def run_assessment(
         unseen: Whether models will serve sites that do not train; strategies with several models are then left out.
         path: The new folder.
         watch: Observer of the progress.
-        extend: Adds results that need single cases, which only a simulation has, and not under secure sums; nothing
-            by default.
+        extend: Adds results that need single cases, which only a simulation has; nothing by default.
     """
     if study.assess.private.on:
         privacy.require()
+    elif study.run.secure.on:
+        raise ConfigError(UNPROTECTED)
     large = sum(size >= study.assess.fewest for size in sizes.values())
     if isinstance(study.assess.take, int) and study.assess.take > max(large - 2, 0):
         raise ConfigError(
             f"assess.take = {study.assess.take}, but of {large} sites that are compared one stays outside"
         )
-    if study.run.secure.on:
-        assessment, verdict = _under_secure_sums(study, engine, unseen, watch)
-    else:
-        algorithm = cast(Algorithm[Any], study.assess)
-        (only,) = run_rounds(algorithm, engine, {}, Plan(rounds=1), study.seed, watch=watch)
-        found = analyse(only.state.replies, study.assess, study.encoder.words)
-        sent = {site: (only.replies[site].nbytes, "what was refused") for site in only.refused}
-        found = replace(found, refused={**only.refused, **found.refused}, left={**found.left, **sent})
-        assessment = extend(found)
-        verdict = judge(assessment, modalities_can_change=isinstance(study.data, Files), unseen=unseen)
+    algorithm = cast(Algorithm[Any], study.assess)
+    (only,) = run_rounds(algorithm, engine, {}, Plan(rounds=1), study.seed, watch=watch)
+    found = analyse(only.state.replies, study.assess, study.encoder.words)
+    sent = {site: (only.replies[site].nbytes, "what was refused") for site in only.refused}
+    found = replace(found, refused={**only.refused, **found.refused}, left={**found.left, **sent})
+    assessment = extend(found)
+    verdict = judge(assessment, modalities_can_change=isinstance(study.data, Files), unseen=unseen)
     base = _allowing(pinned(replace(study, run=replace(study.run, pooled=False))), assessment)
     changed = {file: changes for s in verdict.strategies for file, changes in s.files.items()}
     studies = {file: _strategy(base, changes) for file, changes in changed.items()}
@@ -151,25 +151,6 @@ def _strategy(base: Study, changes: Mapping[str, Any]) -> str:
     open_run = replace(base.run, secure=Secure())
     text = config.dump(config.vary(replace(base, run=open_run), changes), notes=True)
     return f"# this strategy needs the reply of each hospital, so it is without secure sums (run.secure)\n{text}"
-
-
-def _under_secure_sums(study: Study, engine: PhaseSites, unseen: bool, watch: Watch) -> tuple[Assessment, Verdict]:
-    """Have one hospital compare all, whose statistics the coordinator cannot read; return what it found."""
-    algorithm, names = cast(Algorithm[Any], study.assess), engine.names
-    check_sites(study.run.secure, len(names))
-    sent = algorithm.send(algorithm.init({}, names), names)
-    exchange = Exchange(algorithm, engine, {}, (), 0, sent, lambda site, done: watch.site(0, site, done, len(names)))
-    can_change = isinstance(study.data, Files)
-    try:
-        made = gather_comparison(exchange, study.run.secure, can_change=can_change, unseen=unseen)
-    finally:
-        engine.settle(())
-    assessment, verdict = hidden.read(made.content, study.assess, names)
-    words = f"its statistics, encrypted for {made.analyst}"
-    left = {i: (size, words) for i, size in made.sent.items()}
-    left[made.analyst] = made.sent[made.analyst], "the comparison of all hospitals, without their statistics"
-    encoder = study.encoder.words if study.assess.projections else ""
-    return replace(assessment, refused={**made.refused, **assessment.refused}, left=left, encoder=encoder), verdict
 
 
 def _publish(
@@ -232,7 +213,7 @@ def assessed_sites(study: Study, watch: Watch = Watch(), dealt: Mapping[str, Sit
     }
     # the same exchange as in training, with sites that offer less
     algorithm, hosts = cast(Algorithm[Any], study.assess), cast(Mapping[str, Site], sites)
-    return Simulator(algorithm, hosts, wire=study.run.wire, secure=study.run.secure)
+    return Simulator(algorithm, hosts, wire=study.run.wire)
 
 
 def _allowing(study: Study, assessment: Assessment) -> Study:

@@ -221,8 +221,8 @@ def _maps(assessment: Assessment) -> list[Picture]:
 
 
 def _held(assessment: Assessment) -> Picture | None:
-    """Draw the distributions of all quantities; None if the hospitals' lists are not known (secure sums, noise)."""
-    if assessment.noise or not all(q.values for q in assessment.quantities.values()):
+    """Draw the distributions of all quantities; None if no lists left (noise)."""
+    if assessment.noise:
         return None
     title, most = "Data of the hospitals", assessment.settings.levels
     svg = draw.drawing(draw.distributions(assessment), "distributions", f"{title}, quantity by quantity")
@@ -245,16 +245,13 @@ def _held(assessment: Assessment) -> Picture | None:
 
 
 def _angles(assessment: Assessment, cases: bool) -> list[Picture]:
-    """Draw the angles of every component of the embedding.
-
-    Those between the means of hospitals, if those of their cases are known, too; or those between random ``cases``, the
-    paper's figure, which only a simulation can have.
-    """
+    """Draw the angles of every component of the embedding: between the means of hospitals, or between random ``cases``,
+    the paper's figure, which only a simulation can have."""
     shown, file, between = assessment.angles, "angles", "between and within hospitals"
     if cases:
         shown, file, between = assessment.case_angles, "case-angles", "between random cases of two hospitals"
     found = []
-    for name in shown if cases or assessment.alignment else ():
+    for name in shown:
         at = f"{file}-{name.replace(' ', '-')}"
         svg = draw.drawing(draw.angles(assessment, name, cases), at, f"Angles of {name} {between}")
         found.append(Picture(name[0].upper() + name[1:], svg, "", name=at))
@@ -266,12 +263,12 @@ def _quantities(assessment: Assessment) -> Iterator[dict[str, Any]]:
     roles = {quantity.name: role for role, quantity in largest.items() if quantity}
     for quantity in assessment.quantities.values():
         apart = [site for site in assessment.sites if assessment.stands_out(quantity, site)]
-        ends = dict.fromkeys(f"{f(quantity.divisors.values()):.4g}" for f in (min, max) if quantity.divisors)
+        ends = dict.fromkeys(f"{f(quantity.divisors.values()):.4g}" for f in (min, max))
         yield {
             "name": quantity.name,
             "mean": f"{quantity.mean:.3f}",
             "role": roles.get(quantity.name, ""),
-            "scale": " to ".join(ends) or "–",
+            "scale": " to ".join(ends),
             "unit": quantity.unit,
             "apart": some(apart, len(assessment.sites) > LISTED) or "–",
         }

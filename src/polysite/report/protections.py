@@ -48,11 +48,7 @@ def _seen(run: Summary) -> Iterator[tuple[str, str]]:
     if (run.path / "assessment" / "assessment.json").is_file():
         epsilon = float(run.settings.get("assess", {}).get("private", {}).get("epsilon", 0.0))
         under = f", under noise for epsilon = {epsilon:g}" if epsilon else ""
-        statistics = f"of the assessment: the statistics of every hospital{under}"
-        apart = f"of the assessment: distances between hospitals, tests, groups{under}"
-        yield "the coordinator", apart if is_secure(run) else statistics
-        if is_secure(run):
-            yield "the first hospital by name", statistics
+        yield "the coordinator", f"of the assessment: the statistics of every hospital{under}"
     yield "a hospital", f"the common model of every round{noise}"
     yield "who gets the final model", f"that model{noise}"
     if (run.path / "deployment.json").is_file():

@@ -17,6 +17,7 @@ from polysite.deploy.enrolment import fingerprint
 from polysite.deploy.site.policy import Intent, SitePolicy
 from polysite.deploy.site.worker import Worker
 from polysite.errors import Paused, RunError
+from polysite.heterogeneity.bounds import PrivateSums
 from polysite.payload import Payload, decode, encode
 from polysite.report.page import build
 from polysite.report.runs import methods, read
@@ -147,47 +148,49 @@ def test_a_hospital_that_allows_only_masked_replies_refuses_an_open_study_and_th
     assert SitePolicy().refuse(intent, datetime.now()) is None
 
 
+@pytest.mark.parametrize(
+    ("noise", "policy", "allowed"),
+    [
+        (PrivateSums(8.0), SitePolicy(masked=True), True),
+        (PrivateSums(8.5), SitePolicy(masked=True), False),
+        (PrivateSums(8.0, delta=1e-3), SitePolicy(masked=True), False),
+        (PrivateSums(8.5), SitePolicy(masked=True, epsilon=20.0), True),  # the budget decides
+        (PrivateSums(9e8), SitePolicy(), True),
+        (PrivateSums(8.0), SitePolicy(masked=True, assess=False), False),
+    ],
+)
+def test_where_replies_are_masked_an_assessment_needs_noise_that_hides_a_patient(noise, policy, allowed):
+    """Noise for any epsilon would be none: a coordinator could choose a large one, and read the sums of a hospital."""
+    assert (policy.refuse(Intent("assess", cases=100, noise=noise), datetime.now()) is None) == allowed
+
+
 @pytest.mark.page
-def test_an_assessment_under_secure_sums_is_that_of_open_statistics_and_shows_no_list_of_a_hospital(tmp_path):
-    def assessed(chosen, wire, name):
-        chosen = config.vary(chosen, {"run": ONCE, "assess": {"projections": 8}})
-        run = go(tmp_path, chosen, wire, name, assess=True, evaluate=False)
-        return run, json.loads((run.folder.path / "assessment" / "assessment.json").read_text())
-
-    _, plain = assessed(wanted("fedavg"), Inside(workers(tmp_path / "open")), "plain")
+def test_masked_hospitals_are_assessed_by_sums_under_noise(tmp_path):
+    chosen = config.vary(secured(**ONCE), {"assess": {"private": {"epsilon": 8.0}, "projections": 8}})
     wire = Recording(workers(tmp_path, masked=True))
-    run, found = assessed(secured(), wire, "masked")
-    for key in ("distances", "verdict", "sites", "cases", "angles", "unlabelled", "alternatives"):
-        assert found[key] == plain[key], key  # to the last bit: matrices, p, groups
-    assert all(not q["values"] for q in found["quantities"].values()) and not found["alignment"]
-    assert all(q["values"] for q in plain["quantities"].values())
-    page = (run.folder.path / "assessment" / "index.html").read_text()
-    whole = build("run", methods([read(run.folder.path)]))
-    assert "distances between hospitals, tests, groups" in whole and "the first hospital by name" in whole
-    assert "encrypted for a" in page and "went, encrypted, to the hospital that compared them" in page
-    replies = {site: bytes(out) for site, header, _, _, out in wire.left if header["kind"] == "assess"}
-    assert sorted(replies) == list(NAMES)
-    for value in next(iter(plain["quantities"].values()))["values"]["b"]:
-        assert not any(np.float64(value).tobytes() in blob for blob in replies.values())
-    one, other = ((tmp_path / "sites" / i / "ledger.jsonl").read_text() for i in "ab")
-    assert "encrypted for another hospital" in other and "comparison of all hospitals" not in other
-    assert "comparison of all hospitals" in one
+    run = go(tmp_path, chosen, wire, assess=True, evaluate=False)
+    found = json.loads((run.folder.path / "assessment" / "assessment.json").read_text())
+    assert found["sites"] == list(NAMES) and set(found["distances"]) == {"shift", "centre"} and found["noise"]
+    assert found["verdict"]["strategies"] and run.result.best_round == 0
+    left = [decode(out) for _, header, _, _, out in wire.left if header["kind"] == "assess"]
+    assert all(set(reply) == {"cases", "patients", "encoder", "sums"} for reply in left) and len(left) == 3
+    assert "under noise for epsilon = 8" in build("run", methods([read(run.folder.path)]))
 
 
-def test_too_few_hospitals_for_a_secure_comparison_are_an_incident(tmp_path):
-    everyone = workers(tmp_path)
-    everyone["c"].policy = SitePolicy(fewest=1, assess=False)
-    run = go(tmp_path, secured(**ONCE), Inside(everyone), assess=True, evaluate=False)
+def test_under_masks_no_assessment_without_noise_leaves_whatever_the_policy_allows(tmp_path):
+    wire = Recording(workers(tmp_path))
+    run = go(tmp_path, secured(**ONCE), wire, assess=True, evaluate=False)
     assert not (run.folder.path / "assessment").exists()
-    assert "no assessment: 2 sites take part" in str(run.folder.records()[0].incidents)
+    assert "no assessment: a distance between two hospitals is no sum" in str(run.folder.records()[0].incidents)
+    got, out = consortium.ask(wire.workers["a"], "assess", encode(Payload()), study=last(wire, "hello")[0]["study"])
+    assert "an assessment without noise (assess.private) does not leave" in got["refused"] and not out
 
 
-def test_without_keys_no_training_and_no_statistics_leave(tmp_path):
+def test_without_keys_no_training_leaves(tmp_path):
     host = worker(tmp_path, "a")
     consortium.ask(host, "hello", config=config.dump(secured()))
-    for kind in ("train", "assess"):
-        got, out = consortium.ask(host, kind, encode(Payload(model=consortium.start_of(host))))
-        assert "no keys were agreed on for this round" in got["refused"] and not out
+    got, out = consortium.ask(host, "train", encode(Payload(model=consortium.start_of(host))))
+    assert "no keys were agreed on for this round" in got["refused"] and not out
 
 
 def test_a_policy_that_wants_more_hospitals_in_a_sum_refuses_to_reveal_less(tmp_path):

@@ -15,6 +15,7 @@ from polysite.deploy.protocol import Trained
 from polysite.deploy.site.policy import Intent, SitePolicy
 from polysite.deploy.site.privacy_budget import PrivacyBudget, for_patients
 from polysite.errors import DataError, Paused, PayloadError, RunError
+from polysite.heterogeneity.bounds import PrivateSums
 from polysite.payload import Payload, encode
 from polysite.privacy import Private, Release, epsilon
 from polysite.report.page import build
@@ -110,7 +111,7 @@ def test_with_a_budget_only_noise_leaves(tmp_path):
         go(tmp_path, wanted("fedavg"), Inside(workers(tmp_path, epsilon=8.0)))
     intent, policy, now = Intent("assess", cases=100), SitePolicy(epsilon=8.0), datetime.now()
     assert "epsilon = 8, and this assessment has no noise (assess.private)" in policy.refuse(intent, now)
-    assert policy.refuse(replace(intent, noisy=True), now) is None
+    assert policy.refuse(replace(intent, noise=PrivateSums(9.0)), now) is None
 
 
 def test_noise_for_a_hospital_counts_half_for_a_patient(tmp_path):
@@ -133,7 +134,7 @@ def test_a_study_under_noise_has_no_assessment_without_whatever_the_policy_allow
     wire = Impatient(workers(tmp_path))
     run = go(tmp_path, noisy(**ONCE), wire, assess=True, evaluate=False)
     assert not (run.folder.path / "assessment").exists()
-    assert "not be covered by the epsilon of this study" in str(run.folder.records()[0].incidents)
+    assert "or the noise (train.private) of this study" in str(run.folder.records()[0].incidents)
     header, body, _ = first(wire, "train")
     got, out = wire.workers["a"].answer({**header, "kind": "assess"}, body)
     assert "an assessment without noise (assess.private) does not leave" in got["refused"] and not out

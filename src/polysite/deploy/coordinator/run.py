@@ -234,12 +234,8 @@ def resume(
 def assess_sites(chosen: Study, roster: Roster, path: Path) -> assessment.AssessmentRun | None:
     """Assess the sites. A site whose policy forbids it is left out; where too few remain, the study continues without
     an assessment."""
-    if chosen.train.private.on and not chosen.assess.private.on:
-        roster.note(
-            "no assessment: its statistics have no noise, so they would not be covered by the epsilon of this study "
-            "(train.private); give it a share of the budget (assess.private.epsilon), or assess the hospitals in a "
-            "study of its own, if they agree to that"
-        )
+    if (chosen.train.private.on or chosen.run.secure.on) and not chosen.assess.private.on:
+        roster.note(f"no assessment: {assessment.UNPROTECTED}")
         return None
     engine = RemoteSites(cast(Algorithm[Any], chosen.assess), roster, kind="assess")
     if len(engine.names) < 2:

@@ -167,7 +167,7 @@ class Agreements:
         digests = {part: sorted(self.pseudonyms.digest(c.name) for c in volumes[part]) for part in SPLITS}
         every = sorted(d for part in SPLITS for d in digests[part])
         described = every if local.assess.cases == "all" else digests["train"]
-        assessed = described if policy.may_assess(local.run.secure.on, local.assess.private.on) else ()
+        assessed = described if policy.may_assess(local.assess.private) else ()
         seen = [n for p in config.phases(local) if (n := _most_seen(p, len(splits["train"]))) is not None]
         train, seed = tuple(digests["train"]), local.seed
         return Trace(id, time.time(), train, tuple(assessed), seed, tuple(seen), _of_one(splits))

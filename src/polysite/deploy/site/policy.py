@@ -21,12 +21,14 @@ from polysite.costs.model import Demand
 from polysite.deploy.protocol import RequestKind
 from polysite.errors import ConfigError, nearest, shown
 from polysite.foreign import read_toml, without_removed
+from polysite.heterogeneity.bounds import PrivateSums
 
 VERSION = 2  # of policy.toml
 WORK = ("assess", "train", "score", "examine")  # requests that occupy the machine for a while
 MAX_LIMIT, MAX_DAYS = 1e7, 400
 GIGABYTE = 1e9
 BARE = ("one", "rate")  # kinds that say nothing about cases
+LARGEST = 8.0  # epsilon of an assessment where replies are masked and there is no budget
 KINDS: tuple[Kind, ...] = tuple(k for k in get_args(Kind) if k != "cases")  # these have a key of their own
 PACKAGE = re.compile(r"\w+ [0-9a-f]{64}")  # a package and the digest of its files
 CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|24:00)")
@@ -92,8 +94,7 @@ case_vectors = false
 # predicted class
 case_scores = true
 
-# whether the assessment may describe the cases here: to the coordinator, or in a study with run.secure to the one other
-# hospital that compares all
+# whether the assessment may describe the cases here to the coordinator
 assess = true
 
 # packages that you have installed and whose algorithms and networks a study may name, each with the digest that
@@ -101,7 +102,8 @@ assess = true
 packages = []
 
 # whether replies of training may leave only under masks, which cancel in the sum over the hospitals (run.secure): the
-# coordinator then sees that sum alone. With true, a study without masks is refused here, and so is its assessment
+# coordinator then sees that sum alone. With true, a study without masks is refused here, and so is an assessment
+# without noise (assess.private); where `epsilon` below is 0, its noise must be for an epsilon of at most 8
 masked = false
 
 # fewest hospitals in such a sum, at least 3
@@ -136,8 +138,7 @@ class Intent:
         case_vectors: Numbers of single cases would leave, as in a field of the kind ``cases``.
         case_scores: Scores of single cases would leave.
         studies: Number of new studies within 24 hours, if this is another new one.
-        sealed: An assessment is encrypted for another hospital.
-        noisy: An assessment is under differential privacy.
+        noise: Differential privacy of an assessment.
     """
 
     kind: RequestKind
@@ -148,8 +149,7 @@ class Intent:
     case_vectors: bool = False
     case_scores: bool = False
     studies: int = 0
-    sealed: bool = False
-    noisy: bool = False
+    noise: PrivateSums = PrivateSums()
 
 
 @dataclass(frozen=True)
@@ -274,10 +274,10 @@ class SitePolicy:
             )
         return None
 
-    def may_assess(self, sealed: bool, noisy: bool) -> bool:
-        """Whether cases may be described; ``sealed``: encrypted for another hospital, so that the coordinator sees
-        distances alone; ``noisy``: under differential privacy."""
-        return self.assess and (sealed or not self.masked) and (noisy or not self.epsilon)
+    def may_assess(self, noise: PrivateSums) -> bool:
+        """Whether cases may be described under so much noise. A budget is asked apart, with all that was spent."""
+        enough = noise.on and bool(self.epsilon or (noise.epsilon <= LARGEST and noise.delta <= self.delta))
+        return self.assess and (enough or not (self.masked or self.epsilon))
 
     def refuse_demand(self, demand: Demand, main_memory: int, gpu_memory: int, free_disk: int) -> str | None:
         """Return why a study that needs so much is refused, or None if it is allowed.
@@ -329,10 +329,11 @@ class SitePolicy:
         if intent.kind not in get_args(RequestKind):
             known = get_args(RequestKind)
             yield f"{intent.kind!r} is nothing that a hospital can be asked; {nearest(intent.kind, known)}"
-        if intent.kind == "assess" and not self.may_assess(intent.sealed, intent.noisy):
-            budget = f"epsilon = {self.epsilon:g}, and this assessment has no noise (assess.private)"
-            why = "assess = false" if not self.assess else budget if self.epsilon else "masked = true"
-            yield f"the cases here may not be described: policy.toml says {why}"
+        if intent.kind == "assess" and not self.may_assess(intent.noise):
+            said = f"epsilon = {self.epsilon:g}" if self.epsilon else "masked = true"
+            limit = "" if self.epsilon else f" of epsilon up to {LARGEST:g} and delta up to {self.delta:g}"
+            noise = f"{said}, and this assessment has no noise{limit} (assess.private)"
+            yield f"the cases here may not be described: policy.toml says {noise if self.assess else 'assess = false'}"
         trains = intent.kind not in ("hello", "assess") or (intent.kind == "hello" and intent.algorithm)
         if trains and not any(fnmatchcase(intent.algorithm, pattern) for pattern in self.algorithms):
             allowed = ", ".join(self.algorithms) or "none"

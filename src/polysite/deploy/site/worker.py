@@ -40,7 +40,7 @@ import torch
 
 from polysite import assessment, config
 from polysite.algorithms import names_of
-from polysite.algorithms.base import Kind, facts
+from polysite.algorithms.base import facts
 from polysite.buffers import Buffer
 from polysite.data.case import SPLITS
 from polysite.data.sources import Phantom, PhantomClasses, Source
@@ -72,7 +72,6 @@ from polysite.engines import checkpoint, site_memory
 from polysite.engines.noise import noise_steps
 from polysite.engines.run_folder import file_name
 from polysite.engines.secure.member import Mask
-from polysite.engines.secure.sealed import FIELD, Seal, analysed
 from polysite.engines.site_memory import Memory
 from polysite.engines.site_turn import Turn, take_turn
 from polysite.errors import ConfigError, PayloadError, PolysiteError, RunError, shown
@@ -281,8 +280,8 @@ class Worker:
         listed = self.pseudonyms.list_digest(request.study, names)
         policy = self.policy
         study = self.agreed.study
-        noisy = study.assess.private.on
-        may_assess = policy.may_assess(study.run.secure.on, noisy) and (noisy or not study.train.private.on)
+        promised = study.train.private.on or study.run.secure.on
+        may_assess = policy.may_assess(study.assess.private) and (study.assess.private.on or not promised)
         greeting = Greeting(counts, policy.case_scores, may_assess, *_machine(), studies=left, listed=listed)
         texts = dict.fromkeys(("torch and device", "policy", "keyed digest of the list of cases"), "text")
         fields = {**{k: f"count, {n}" for k, n in counts.items()}, **texts}
@@ -323,43 +322,26 @@ class Worker:
                 cases=sum(len(agreed.volumes[split]) for split in splits),
                 leaves=leaves,
                 case_scores=request.kind in ("score", "examine"),
-                sealed=agreed.study.run.secure.on,
-                noisy=assess.private.on,
+                noise=assess.private,
             )
             obey(self.policy.refuse(intent, self.now()))
 
     def _assess(self, agreed: Agreed, request: Request) -> Leaving:
         algorithm: Any = agreed.study.assess
-        if agreed.study.train.private.on and not algorithm.private.on:
+        if (agreed.study.train.private.on or agreed.study.run.secure.on) and not algorithm.private.on:
             raise Refusal(
-                "an assessment without noise (assess.private) does not leave in a study that promises some "
-                "(train.private)"
+                "an assessment without noise (assess.private) does not leave in a study that promises noise or masks "
+                "(train.private, run.secure)"
             )
         if algorithm.release:  # before any case is opened
             obey(self.budget.refuse(self.policy.epsilon, self.policy.delta, [algorithm.release]))
         engine = assessment.assessed_sites(agreed.study, dealt={self.site.name: agreed.volumes})
         site: Any = engine.sites[self.site.name]
         site.unpredictable = True  # the coordinator knows the seed
-        seals = (Seal(self._sums(agreed).session(request)),) if agreed.study.run.secure.on else ()
-        steps = (*noise_steps(algorithm, Private(), site), *seals)
-        turn = take_turn(algorithm, decode(request.body), Payload(), site, steps)
+        turn = take_turn(algorithm, decode(request.body), Payload(), site, noise_steps(algorithm, Private(), site))
         leaving = self._leaving(turn, len(agreed.volumes["train"]))
         self._spend(request, algorithm.private.on, turn.releases)
         return leaving
-
-    def _analyse(self, agreed: Agreed, request: Request) -> Leaving:
-        """Compare the hospitals, whose statistics were encrypted for this one: distances leave, no list of numbers."""
-        count = len(agreed.volumes["train"])
-        leaves: dict[str, Kind] = {"comparison": "statistics"}
-        noisy = agreed.study.assess.private.on
-        obey(
-            self.policy.refuse(
-                Intent("assess", "assess", cases=count, leaves=leaves, sealed=True, noisy=noisy), self.now()
-            )
-        )
-        answer = analysed(decode(request.body), self._sums(agreed).session(request), agreed.study.assess)
-        body = encode(answer)
-        return Leaving({}, body, {"comparison of all hospitals": f"statistics, {len(body)} bytes"})
 
     def _train(self, agreed: Agreed, request: Request) -> Leaving:
         algorithm, site = agreed.phases[request.phase][0], self._at(agreed, request.phase, request.round)
@@ -414,8 +396,6 @@ class Worker:
         plan = config.phases(agreed.study)[request.phase].run
         if not plan.secure.on:
             raise Refusal("this study has no secure sums")
-        if request.step == "analyse":
-            return self._analyse(agreed, request)
         answer = self._sums(agreed).step(request, plan.secure)
         return Leaving({}, encode(answer), dict.fromkeys(answer, "keys of a secure sum"))
 
@@ -525,14 +505,10 @@ class Worker:
             behind: Number of cases behind single fields, where it is smaller.
         """
         masked = any(step.reveals == "sum" for step in turn.steps)
-        odd = sorted(turn.reply.keys() - turn.kinds.keys() - ({"weight", FIELD} if masked else set()))
+        odd = sorted(turn.reply.keys() - turn.kinds.keys() - ({"weight"} if masked else set()))
         if odd:
             raise Refusal(f"the answer holds {odd[0]!r}, which the algorithm does not announce")
         obey(self.policy.refuse_reply(turn.kinds, cases, behind=behind))
-        if FIELD in turn.reply:
-            content = ", ".join(sorted({*turn.kinds.values()}))
-            body = encode(turn.reply)
-            return Leaving({}, body, {FIELD: f"{content}, encrypted for another hospital, {len(body)} bytes"})
         sizes = {
             name: 8 if isinstance(v, float) else sum(int(x.nbytes) for x in v.values())
             for name, v in turn.reply.items()

@@ -17,9 +17,9 @@ from polysite.engines.secure.masks import SEED, add_masks, agreed_key, new_seed,
 from polysite.errors import PayloadError
 from polysite.payload import Payload, SiteId, plain
 
-MaskStep = Literal["keys", "shares", "members", "reveal", "analyse"]
+MaskStep = Literal["keys", "shares", "members", "reveal"]
 Reveal = Literal["majority", "two_thirds"]
-STEPS: tuple[MaskStep, ...] = ("keys", "shares", "members", "reveal", "analyse")
+STEPS: tuple[MaskStep, ...] = ("keys", "shares", "members", "reveal")
 SESSION = 16  # bytes of the name of a sum
 MAX_BLOB = 1 << 12  # bytes of a key, a signature or an encrypted pair of shares
 
@@ -105,7 +105,7 @@ def open_session(
 ) -> tuple[Session, Payload]:
     """Step ``keys``: begin a sum; return its session and the answer."""
     require()
-    session = Session(session_id(got), site, fewest, reveal=reveal)
+    session = Session(_session_id(got), site, fewest, reveal=reveal)
     keys = {
         "mask": public_key(session.mask_key),
         "share": public_key(session.share_key),
@@ -119,7 +119,7 @@ def take_step(
     step: MaskStep, got: Payload, session: Session, identity: Identity = Identity()
 ) -> tuple[Session, Payload]:
     """Take any other step of a sum; return the session to keep and the answer, or raise PayloadError."""
-    if session_id(got) != session.id:
+    if _session_id(got) != session.id:
         raise PayloadError("this secure sum has not begun here, or another one has begun since")
     if step == "shares":
         return _shares(got, session, identity)
@@ -155,7 +155,7 @@ def _shares(got: Payload, session: Session, identity: Identity) -> tuple[Session
     dealt = [shamir.split(s, session.threshold, at.values()) for s in (session.seed, session.mask_key)]
     pairs = {site: dealt[0][x] + dealt[1][x] for site, x in at.items()}
     sealed = {
-        site: seal(channel(session, site), pairs[site], _about(session.id, session.site, site))
+        site: seal(_channel(session, site), pairs[site], _about(session.id, session.site, site))
         for site in sorted(sites - {session.site})
     }
     return replace(session, own=pairs[session.site]), Payload(sealed=packed(sealed))
@@ -199,15 +199,15 @@ def _enough(count: int, fewest: int, what: str) -> None:
 
 def _pair(session: Session, sender: SiteId) -> bytes:
     """Return the shares that a site dealt to this one: of its seed, then of its key."""
-    pair = unseal(channel(session, sender), session.sealed[sender], _about(session.id, sender, session.site))
+    pair = unseal(_channel(session, sender), session.sealed[sender], _about(session.id, sender, session.site))
     if pair is None or len(pair) != 2 * shamir.SHARE:
         raise PayloadError(f"the shares of {sender!r} cannot be opened: they were changed on the way")
     return pair
 
 
-def channel(session: Session, other: SiteId, purpose: bytes = b"shares ") -> bytes:
-    """Return the key by which two sites encrypt for one another what they send for a purpose."""
-    return agreed_key(session.share_key, session.share_keys[other], purpose + session.id)
+def _channel(session: Session, other: SiteId) -> bytes:
+    """Return the key by which two sites encrypt shares for one another."""
+    return agreed_key(session.share_key, session.share_keys[other], b"shares " + session.id)
 
 
 def pair_seed(private: bytes, public: bytes, id: bytes) -> bytes:
@@ -257,7 +257,7 @@ def _about(id: bytes, sender: SiteId, receiver: SiteId) -> bytes:
     return b"\0".join([id, sender.encode(), receiver.encode()])
 
 
-def session_id(got: Payload) -> bytes:
+def _session_id(got: Payload) -> bytes:
     """Return the name of the sum that a step belongs to."""
     found = unpacked(got.get("session", {})).get("id", b"")
     if len(found) != SESSION:
@@ -270,11 +270,11 @@ def packed(blobs: Mapping[str, bytes]) -> dict[str, Any]:
     return {name: np.frombuffer(blob, np.uint8) for name, blob in blobs.items()}
 
 
-def unpacked(arrays: Any, most: int = MAX_BLOB, what: str = "a step of a secure sum") -> dict[str, bytes]:
-    """Return arrays as bytes; refuse any that are not lists of at most so many bytes."""
+def unpacked(arrays: Any) -> dict[str, bytes]:
+    """Return arrays as bytes; refuse any that are not short lists of bytes."""
     if isinstance(arrays, float):
-        raise PayloadError(f"{what} has a number instead of bytes")
+        raise PayloadError("a step of a secure sum has a number instead of bytes")
     found = {name: plain(array) for name, array in arrays.items()}
-    if any(a.dtype != np.uint8 or a.ndim != 1 or len(a) > most for a in found.values()):
-        raise PayloadError(f"{what} has arrays that are not short lists of bytes")
+    if any(a.dtype != np.uint8 or a.ndim != 1 or len(a) > MAX_BLOB for a in found.values()):
+        raise PayloadError("a step of a secure sum has arrays that are not short lists of bytes")
     return {name: a.tobytes() for name, a in found.items()}

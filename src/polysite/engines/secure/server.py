@@ -30,7 +30,7 @@ MAX_TRIES = 2000  # sets of shares that are tried for a secret
 log = logging.getLogger("polysite")
 
 
-class TooFew(Exception):
+class _TooFew(Exception):
     """Fewer sites are left than a secure sum needs."""
 
 
@@ -62,16 +62,16 @@ def check_sites(settings: Secure, cohort: int) -> None:
 
 def gather_masked(exchange: Exchange, settings: Secure) -> Replies:
     """Receive the replies of a round under masks; the outcome has the one reply that stands for all, if possible."""
-    collector = Collector(exchange, settings)
+    collector = _Collector(exchange, settings)
     try:
         return collector.run()
-    except TooFew as problem:
+    except _TooFew as problem:
         unused = dict.fromkeys(collector.replies, "it is part of no secure sum")
         sentence = f"there is no secure sum in this round: {problem}"
         return Replies(collector.replies, {**unused, **collector.refused}, remarks=(sentence,))
 
 
-class Collector:
+class _Collector:
     """Takes the steps of one sum with the sites of an exchange.
 
     Args:
@@ -90,7 +90,7 @@ class Collector:
 
     def run(self) -> Replies:
         """Return the replies of the round, with the one that stands for all."""
-        self.exchange_keys()
+        self._exchange_keys()
         self._announce_members()
         total = self._collect()
         answered = sorted(total.sites)
@@ -99,23 +99,23 @@ class Collector:
 
     # keys and shares
 
-    def exchange_keys(self) -> None:
+    def _exchange_keys(self) -> None:
         """Have the sites exchange keys and shares, through the server, which can read the keys alone."""
         least = self.settings.fewest
         everyone = sorted(self.exchange.sent)
-        self.keys = self.ask("keys", {i: {} for i in everyone}, self._checked_keys, least)
+        self.keys = self._ask("keys", {i: {} for i in everyone}, self._checked_keys, least)
         names = {"mask": "mask_keys", "share": "share_keys", "digest": "digests"}
         parts = sorted({name for keys in self.keys.values() for name in keys} - names.keys())
         told: dict[str, Any] = {to: packed({i: k[name] for i, k in self.keys.items()}) for name, to in names.items()}
         for name in parts:
             told[f"signed_{name}"] = packed({i: k[name] for i, k in self.keys.items() if name in k})
-        self.sealed = self.ask("shares", dict.fromkeys(self.keys, told), self._checked_shares, self._least)
+        self.sealed = self._ask("shares", dict.fromkeys(self.keys, told), self._checked_shares, self._least)
 
     def _announce_members(self) -> None:
         """Give every site the shares that the others have dealt to it."""
         members = self.sealed.keys()
         mine = {i: {"sealed": packed({j: self.sealed[j][i] for j in members if j != i})} for i in members}
-        self.ask("members", mine, lambda site, answer: True, self._least)
+        self._ask("members", mine, lambda site, answer: True, self._least)
 
     @property
     def _threshold(self) -> int:
@@ -137,14 +137,14 @@ class Collector:
             raise PayloadError("it has not dealt a share to every site")
         return sealed
 
-    def ask(
+    def _ask(
         self,
         step: MaskStep,
         told: Mapping[SiteId, Mapping[str, Any]],
         check: Callable[[SiteId, Payload], Any],
         least: int,
     ) -> dict[SiteId, Any]:
-        """Return the checked answers to a step; raise TooFew if fewer than ``least`` are left."""
+        """Return the checked answers to a step; raise _TooFew if fewer than ``least`` are left."""
         session = packed({"id": self.id})
         sent = {i: Payload(session=session, **fields) for i, fields in told.items()}
         found = {}
@@ -154,7 +154,7 @@ class Collector:
             except (PayloadError, KeyError) as problem:
                 self.refused[site] = f"its answer to the step {step!r} of a secure sum is not valid: {problem}"
         if len(found) < least:
-            raise TooFew(f"{len(found)} of {len(told)} sites answered the step {step!r}, and {least} are needed")
+            raise _TooFew(f"{len(found)} of {len(told)} sites answered the step {step!r}, and {least} are needed")
         return found
 
     # masked replies
@@ -186,7 +186,7 @@ class Collector:
             if other is not usual:
                 self.refused |= dict.fromkeys(other.sites, "its masked reply has another form than those of most sites")
         if len(usual.sites) < self._least:
-            raise TooFew(f"{len(usual.sites)} of {len(sent)} sites sent a masked reply, and {self._least} are needed")
+            raise _TooFew(f"{len(usual.sites)} of {len(sent)} sites sent a masked reply, and {self._least} are needed")
         return usual
 
     # the sum
@@ -194,7 +194,7 @@ class Collector:
     def _remove_masks(self, total: Sum, answered: list[SiteId]) -> None:
         told = {"answered": packed(dict.fromkeys(answered, b""))}
         least = self._threshold
-        shares = self.ask("reveal", dict.fromkeys(answered, told), self._checked_revealed, least)
+        shares = self._ask("reveal", dict.fromkeys(answered, told), self._checked_revealed, least)
         seeds = {i: self._secret(shares, "seeds", i) for i in answered}
         dropped = sorted(self.sealed.keys() - set(answered))
         keys = {i: self._secret(shares, "keys", i) for i in dropped}
@@ -221,7 +221,7 @@ class Collector:
             if secret is not None and self._fits(name, of, secret):
                 return secret
         what = "seed" if name == "seeds" else "key"
-        raise TooFew(f"the shares that sites revealed do not give the {what} of {of!r}")
+        raise _TooFew(f"the shares that sites revealed do not give the {what} of {of!r}")
 
     def _fits(self, name: str, of: SiteId, secret: bytes) -> bool:
         keys = self.keys[of]
@@ -240,11 +240,11 @@ class Collector:
             merged = fixed_point.decode(kinds, summed, self.settings.fraction, exchange.params)
             merged = merged.each(exchange.transport.lift)
         except (PayloadError, KeyError) as problem:
-            raise TooFew(str(problem)) from problem
+            raise _TooFew(str(problem)) from problem
         one = Payload(**{**merged, "weight": 1.0}) if kinds.get("weight") == "one" else merged
         first = answered[0]
         seen = look(exchange.algorithm.reply, exchange.params, exchange.sent[first], one)
         found = judge(exchange.params, exchange.sent, {first: seen})
         if found:
-            raise TooFew(f"the sum of the replies is refused: {found[first]}")
+            raise _TooFew(f"the sum of the replies is refused: {found[first]}")
         return Replies(replies, refused, masked=merged)
