@@ -110,7 +110,7 @@ def deploy(chosen: Mapping[str, str], names: Sequence[str], folder: Path, policy
     """Studies over hospitals, which are real processes; a run folder for each beside those of the hospitals."""
     from consortium import consortium, open_hospitals
     from polysite.deploy.coordinator import run as coordinator
-    from polysite.deploy.coordinator.roster import Deadlines
+    from polysite.engines.sites import Deadlines
 
     deadlines = Deadlines(quorum=len(names), deadline=120, grace=30, again=1, poll=0.02)
     made = consortium(folder, names, policy=dict.fromkeys(names, policy))

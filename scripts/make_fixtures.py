@@ -25,7 +25,7 @@ import polysite as ps
 from consortium import NAMES, consortium, open_hospitals
 from polysite import config
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.coordinator.roster import Deadlines
+from polysite.engines.sites import Deadlines
 from polysite.engines.record import RoundRecord
 from polysite.engines.watch import Watch
 

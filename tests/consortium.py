@@ -16,7 +16,8 @@ import numpy as np
 from polysite.config import dump, parse
 from polysite.deploy import project as projects
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.coordinator.roster import Deadlines, Envelope
+from polysite.deploy.coordinator.posted import Envelope
+from polysite.engines.sites import Deadlines
 from polysite.deploy.identity import identity
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.protocol import PROTOCOL

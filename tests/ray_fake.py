@@ -7,7 +7,10 @@ from types import SimpleNamespace
 
 from polysite.engines.ray import cluster
 from polysite.engines.ray.cluster import Workers
-from polysite.engines.ray.transport import RaySites
+from polysite.engines.host import HostPhase, SiteHost
+from polysite.engines.phase_sites import PhaseSites
+from polysite.engines.ray.wire import RayWire
+from polysite.engines.sites import Sites
 from table import CASES, arrays, sites
 
 OPENER = "ray_fake:QuadraticSites"
@@ -22,11 +25,8 @@ class QuadraticSites:
     def load(self, names):
         self.sites |= {i: s for i, s in sites().items() if i in names}
 
-    def phase(self, index):
-        return CASES[self.cases[index]], ()
-
-    def site(self, index, name):
-        return self.sites[name]
+    def host(self, name):
+        return SiteHost(name, {k: HostPhase(CASES[case], self.sites[name]) for k, case in enumerate(self.cases)})
 
     def describe(self, name):
         return {"device": self.device}
@@ -140,20 +140,13 @@ def crossed(value):
     return copy
 
 
-class ArraySites(RaySites):
-    """The server computes on arrays, as the quadratic sites do."""
-
-    def lift(self, params):
-        return params
-
-
 def transports(monkeypatch, ray, *cases, count=0, device="cpu", threads=1):
     """One transport per phase, each with an algorithm of the table, on a cluster that is not there."""
     monkeypatch.setattr(cluster, "_ray", lambda: ray)
     monkeypatch.setattr("polysite.own_process.begin", lambda: None)
     monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
-    everyone = sites()
-    names = {i: dict.fromkeys(("train", "validation", "test"), s.cases("train")) for i, s in everyone.items()}
-    sizes = {i: s.size for i, s in everyone.items()}
+    known = sites()
+    sizes = {i: s.size for i, s in known.items()}
     workers = Workers(OPENER, json.dumps(cases), sizes, device=device, threads=threads, count=count)
-    return workers, [ArraySites(workers, k, names, names, names) for k in range(len(cases))]
+    everyone, roles = Sites(RayWire(workers), known, refusals=workers.incidents), {"names": known, "audience": known}
+    return workers, [PhaseSites(CASES[case], everyone, k, known=known, **roles) for k, case in enumerate(cases)]

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from polysite import config, study
-from polysite.algorithms.base import Algorithm
 from polysite.data.case import SPLITS
-from polysite.engines.site_turn import OutgoingStep
+from polysite.engines.host import HostPhase, SiteHost
 from polysite.errors import RunError
 from polysite.site import Cases
 from polysite.training.network import Network
@@ -57,12 +56,15 @@ class WorkerSites:
             )
         self._sites |= study.build_sites(self._study, dealt, network=self._network)
 
-    def phase(self, index: int) -> tuple[Algorithm[Any], Sequence[OutgoingStep]]:
-        """Return the algorithm and the outgoing steps of a phase."""
-        phase = self._phases[index]
-        return phase.algorithm, phase.run.outgoing
+    def host(self, name: str) -> SiteHost:
+        """Return the host of a site, in all phases."""
+        phases = {
+            k: HostPhase(p.algorithm, self._site(k, name), tuple(p.run.outgoing), p.run.secure, p.train.private)
+            for k, p in enumerate(self._phases)
+        }
+        return SiteHost(name, phases)
 
-    def site(self, index: int, name: str) -> TorchSite:
+    def _site(self, index: int, name: str) -> TorchSite:
         """Return a site with the settings of a phase."""
         if (index, name) not in self._ready:
             train = self._phases[index].train
@@ -76,6 +78,10 @@ class WorkerSites:
     def describe(self, name: str) -> Mapping[str, Any]:
         """Return the voxel size and unit of every case."""
         return {"grids": {} if name == study.POOLED else dict(self._sites[name].grids)}
+
+    def radiomics(self, name: str, cases: Cases, bin_width: float) -> Any:
+        """Return the radiomic features of cases, one row per case."""
+        return self._site(0, name).radiomics(cases, bin_width)
 
     def shares(self, name: str, case: str) -> Any:
         """Return the shares of the labels in a case."""

@@ -6,7 +6,7 @@ from consortium import NAMES, wanted
 from polysite import config
 from polysite.algorithms import ALGORITHMS
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.coordinator.roster import Deadlines
+from polysite.engines.sites import Deadlines
 from polysite.deploy.project import Project
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from consortium import BASE, NAMES, change, consortium, open_hospitals, same, st
 from polysite import study
 from polysite.config import parse
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.coordinator.roster import Deadlines
+from polysite.engines.sites import Deadlines
 from slow_link import SlowLink
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]

@@ -136,8 +136,8 @@ def run(
     if resume and (config or override or out):
         raise PolysiteError("--resume takes its configuration from the run folder; leave out the file, --set and --out")
     from polysite.deploy.coordinator import run as coordinator
-    from polysite.deploy.coordinator.roster import Deadlines
     from polysite.deploy.project import Project as Loaded
+    from polysite.engines.sites import Deadlines
 
     found = Loaded.load(project)
     for remark in found.remarks:
@@ -174,8 +174,8 @@ def retrain(
 ) -> None:
     """Repeat a study from its beginning without some hospitals, for instance those that have left."""
     from polysite.deploy.coordinator import run as coordinator
-    from polysite.deploy.coordinator.roster import Deadlines
     from polysite.deploy.project import Project as Loaded
+    from polysite.engines.sites import Deadlines
 
     found = Loaded.load(project)
     deadlines = Deadlines(quorum=found.min_sites, deadline=deadline or found.deadline)

@@ -1,52 +1,60 @@
-"""Messages between coordinator and sites: every request and response, written and validated only here.
+"""Messages between coordinator and hospitals: every request and response, written and validated only here.
 
-A message is a flat header (text, numbers, lists of them) and a body of bytes. A request asks a site for one thing:
-
-=========  =============================================  ==========================================
-kind       request                                        response
-=========  =============================================  ==========================================
-hello      the study's configuration                      ``Greeting``: numbers of cases, permissions
-assess     payload of the assessment                      ``Trained`` and a payload
-train      payload of a round                             ``Trained`` and a payload
-score      payload to serve from, split                   ``Scored``: Dice or accuracy of every case
-examine    payload to serve from, split, tolerance        ``Measured``: all measures of every case
-serve      payload to serve from, name to save under      ``Digests`` of the models
-begin      payload of the best round of an earlier phase  ``Begun``
-mask       a step of a secure sum (engines/secure)        ``MaskTaken`` and a payload
-=========  =============================================  ==========================================
-
-Instead of any response, a site may answer ``Refused`` (its policy or settings forbid the request) or ``Failed``.
-Neither side trusts the other: a header that does not fit raises ``PayloadError``.
+A message is a flat header (text, numbers, lists of them) and a body of bytes, which is an encoded payload. The requests
+and responses themselves are those of ``polysite.engines.messages``. Neither side trusts the other: a header that does
+not fit raises ``PayloadError``.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from polysite.buffers import Buffer
 from polysite.data.case import SPLITS
+from polysite.engines.messages import (
+    Assess,
+    Begin,
+    Begun,
+    Examine,
+    Failed,
+    Greeting,
+    Join,
+    Kind,
+    MaskTaken,
+    MaskTurn,
+    Measured,
+    Models,
+    Refused,
+    Request,
+    Response,
+    Score,
+    Scored,
+    Serve,
+    Train,
+    Trained,
+    words_of,
+)
 from polysite.engines.record import scores_from_plain, scores_to_plain
-from polysite.engines.secure.member import STEPS, MaskStep
+from polysite.engines.secure.member import STEPS
 from polysite.errors import PayloadError, shown
 from polysite.metrics.measures import MEASURES
 from polysite.metrics.overlap import BACKGROUND
+from polysite.payload import Limits, Payload, decode, encode
 from polysite.privacy import Release
-from polysite.site import CaseScore, Count, Counts, Examined, Fit, Scores
+from polysite.site import CaseScore, Count, Counts, Examined, Fit
 
 PROTOCOL = 2  # 0.1.0 spoke 1
 
 Header = Mapping[str, Any]
-RequestKind = Literal["hello", "begin", "assess", "train", "score", "examine", "serve", "mask"]
 
 NUMBERS = range(-1, 1_000_000)  # of rounds, phases and versions
 MAX_LISTED = 10_000  # numbers in a list
 MAX_LENGTHS = {"config": 1 << 20}  # characters of a text; 64 of any other
 MAX_TOLERANCE = 1e6
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "kind": get_args(RequestKind),
     "split": ("", "validation", "test"),
     "name": ("", "best", "common", "last"),
     "step": STEPS,
@@ -59,86 +67,66 @@ MAX_FLOAT = 3.5e38  # single precision
 MAX_CASES = 100_000  # that a site may score if its policy hides how many it has
 MAX_TEXT = 48 << 20  # characters of all scores or measures
 MAX_MODELS = 64  # of one site
+SMALL = Limits(nbytes=1 << 24, header=1 << 22, arrays=10_000, dimensions=1)  # of an answer to a step of a secure sum
 CLASS_MEASURES = ("accuracy", "predicted", "true")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the coordinator asks of a site.
+# the requests that hospitals understand, and the fields of each that are in its header; the payload is the body
+FIELDS: Mapping[type[Request], tuple[str, ...]] = {
+    Join: ("config",),
+    Begin: ("phase", "begins", "before", "round", "version"),
+    Assess: ("phase", "round", "version", "keep"),
+    Train: ("phase", "round", "version", "keep"),
+    Score: ("phase", "round", "version", "keep", "split"),
+    Examine: ("phase", "round", "version", "keep", "split", "tolerance"),
+    Serve: ("phase", "round", "version", "keep", "name"),
+    MaskTurn: ("phase", "round", "step"),
+}
+NAMED: Mapping[Kind, type[Request]] = {each.kind: each for each in FIELDS}
+
+
+def header_of(request: Request, study: str, identity: Mapping[str, str]) -> dict[str, Any]:
+    """Return the header of a request.
 
     Args:
-        kind: What is asked.
+        request: The request.
         study: Name by which both sides know the study.
-        phase: The phase of the study, from 0.
-        round: The round, counted from 0 through all phases.
-        version: Version of the site's memory to use: the last round in which its reply was merged, or -1.
-        keep: Versions that may still be asked for; the site can delete all others.
-        before: The phase that the new one begins after (``begin``).
-        begins: The first round of the new phase (``begin``).
-        split: The cases to score or examine.
-        name: Name under which the site saves the models that it is served.
-        tolerance: Distance of surfaces that still agree (``examine``).
-        config: The study as TOML (``hello``).
-        step: The step of a secure sum (``mask``).
-        body: An encoded payload.
+        identity: What identifies the coordinator's code.
     """
-
-    kind: RequestKind
-    study: str
-    phase: int = 0
-    round: int = -1
-    version: int = -1
-    keep: tuple[int, ...] = ()
-    before: int = 0
-    begins: int = 0
-    split: str = ""
-    name: str = ""
-    tolerance: float = 1.0
-    config: str = ""
-    step: MaskStep = "keys"
-    body: Buffer = field(default=b"", repr=False)
-
-    @property
-    def words(self) -> str:
-        """The request in a few words, for logs."""
-        kind = f"{self.kind} ({self.step})" if self.kind == "mask" else self.kind
-        return f"{kind}, round {self.round + 1}" if self.round >= 0 else kind
-
-    def header(self, identity: Mapping[str, str]) -> dict[str, Any]:
-        """Return the header to send, with what identifies the coordinator's code."""
-        values = {name: getattr(self, name) for name in ("kind", "study", *FIELDS[self.kind])}
-        listed = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
-        return {"protocol": PROTOCOL, **identity, **listed}
-
-    @classmethod
-    def parse(cls, header: Header, body: Buffer = b"") -> "Request":
-        """Parse the header of a request. Unknown fields are ignored; a field of the wrong type is refused."""
-        if header.get("protocol") != PROTOCOL:
-            raise PayloadError(
-                f"the coordinator speaks protocol {shown(header.get('protocol'), 40)} and this site {PROTOCOL}: "
-                "install the same polysite on both sides"
-            )
-        given = {f.name: header[f.name] for f in fields(cls) if f.name in header and f.name != "body"}
-        for name in ("kind", "study"):
-            given.setdefault(name, "")
-        for name, value in given.items():
-            if not _is_sound(name, value):
-                raise PayloadError(f"{name} = {shown(repr(value), 80)} is not valid in a request")
-        if "keep" in given:
-            given["keep"] = tuple(given["keep"])
-        return cls(**given, body=body)
+    values = {name: getattr(request, name) for name in FIELDS[type(request)]}
+    listed = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+    return {"protocol": PROTOCOL, **identity, "kind": request.kind, "study": study, **listed}
 
 
-FIELDS: Mapping[RequestKind, tuple[str, ...]] = {
-    "hello": ("config",),
-    "begin": ("phase", "begins", "before", "round", "version"),
-    "assess": ("phase", "round", "version", "keep"),
-    "train": ("phase", "round", "version", "keep"),
-    "score": ("phase", "round", "version", "keep", "split"),
-    "examine": ("phase", "round", "version", "keep", "split", "tolerance"),
-    "serve": ("phase", "round", "version", "keep", "name"),
-    "mask": ("phase", "round", "step"),
-}
+def body_of(request: Request) -> Buffer:
+    """Return the body of a request."""
+    return b"" if isinstance(request, Join) else encode(request.payload)
+
+
+def parse_request(header: Header, body: Buffer = b"") -> tuple[str, Request]:
+    """Return the name of the study, and the request. Unknown fields are ignored; one of the wrong type is refused."""
+    if header.get("protocol") != PROTOCOL:
+        raise PayloadError(
+            f"the coordinator speaks protocol {shown(header.get('protocol'), 40)} and this site {PROTOCOL}: "
+            "install the same polysite on both sides"
+        )
+    kind, study = header.get("kind", ""), header.get("study", "")
+    for name, value, sound in (
+        ("kind", kind, isinstance(kind, str) and kind in NAMED),
+        ("study", study, isinstance(study, str) and STUDY.fullmatch(study)),
+    ):
+        if not sound:
+            raise PayloadError(f"{name} = {shown(repr(value), 80)} is not valid in a request")
+    made = NAMED[kind]
+    given = {name: header[name] for name in FIELDS[made] if name in header}
+    for name, value in given.items():
+        if not _is_sound(name, value):
+            raise PayloadError(f"{name} = {shown(repr(value), 80)} is not valid in a request")
+    if "keep" in given:
+        given["keep"] = tuple(given["keep"])
+    if made is not Join and len(body):
+        given["payload"] = decode(body)
+    return study, made(**given)
 
 
 def _is_sound(name: str, value: Any) -> bool:
@@ -152,7 +140,7 @@ def _is_sound(name: str, value: Any) -> bool:
         return type(value) is int and value in NUMBERS
     if not isinstance(value, str) or len(value) > MAX_LENGTHS.get(name, 64):
         return False
-    return value in CHOICES[name] if name in CHOICES else name != "study" or bool(STUDY.fullmatch(value))
+    return value in CHOICES.get(name, (value,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,209 +156,130 @@ class Subject:
         return ("accuracy",) if self.classification else self.labels
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A site does not do what was asked, for a reason that it states."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A site could not do what was asked, or its response is not valid."""
-
-    reason: str
+def greeting_header(greeting: Greeting) -> dict[str, Any]:
+    """Return the header of a greeting."""
+    named = {f.name: getattr(greeting, f.name) for f in fields(Greeting) if f.name != "cases"}
+    return {**greeting.cases, **named}
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
-    """What a site reports about itself.
-
-    Args:
-        cases: Number of cases in every split; 1 may stand for any number that the policy hides.
-        may_score: The policy lets scores of single cases leave.
-        may_assess: The policy allows the assessment.
-        torch: Version of torch.
-        device: Name of the device that computes.
-        studies: Number of further new studies that the policy allows now; -1 if it is not reported.
-        listed: Digest of the list of cases, keyed by a secret of the hospital; empty if it is not reported.
-    """
-
-    cases: Mapping[str, int]
-    may_score: bool = True
-    may_assess: bool = True
-    torch: str = ""
-    device: str = ""
-    studies: int = -1
-    listed: str = ""
-
-    def header(self) -> dict[str, Any]:
-        """Return the header to send."""
-        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "cases"}
-        return {**self.cases, **named}
-
-    @classmethod
-    def parse(cls, header: Header) -> "Greeting":
-        """Parse a header."""
-        cases = {split: header.get(split) for split in SPLITS}
-        for split, count in cases.items():
-            if type(count) is not int or not 0 <= count < MAX_COUNT:
-                raise PayloadError(f"{split}: {count!r:.40} is not a number of cases")
-        allowed = {name: header.get(name, True) for name in ("may_score", "may_assess")}
-        for name, value in allowed.items():
-            if type(value) is not bool:
-                raise PayloadError(f"{name}: {value!r:.40} is neither true nor false")
-        machine = {name: shown(header.get(name, ""))[:80] for name in ("torch", "device")}
-        studies = header.get("studies", -1)
-        if type(studies) is not int or not -1 <= studies < MAX_COUNT:
-            raise PayloadError(f"studies: {studies!r:.40} is not a number of studies")
-        listed = header.get("listed", "")
-        if not isinstance(listed, str) or not re.fullmatch("[0-9a-f]{0,64}", listed):
-            raise PayloadError(f"listed: {listed!r:.40} is not a digest")
-        return cls(cases, **allowed, **machine, studies=studies, listed=listed)  # type: ignore[arg-type]
+def parse_greeting(header: Header) -> Greeting:
+    """Parse the header of a greeting."""
+    cases = {split: header.get(split) for split in SPLITS}
+    for split, count in cases.items():
+        if type(count) is not int or not 0 <= count < MAX_COUNT:
+            raise PayloadError(f"{split}: {count!r:.40} is not a number of cases")
+    allowed = {name: header.get(name, True) for name in ("may_score", "may_assess")}
+    for name, value in allowed.items():
+        if type(value) is not bool:
+            raise PayloadError(f"{name}: {value!r:.40} is neither true nor false")
+    machine = {name: shown(header.get(name, ""))[:80] for name in ("torch", "device")}
+    studies = header.get("studies", -1)
+    if type(studies) is not int or not -1 <= studies < MAX_COUNT:
+        raise PayloadError(f"studies: {studies!r:.40} is not a number of studies")
+    listed = header.get("listed", "")
+    if not isinstance(listed, str) or not re.fullmatch("[0-9a-f]{0,64}", listed):
+        raise PayloadError(f"listed: {listed!r:.40} is not a digest")
+    return Greeting(cases, **allowed, **machine, studies=studies, listed=listed)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """The effort behind a payload: what the local fits report, without their parameters."""
-
-    fits: tuple[Fit, ...] = ()
-    seconds: float = 0.0
-    releases: tuple[Release, ...] = ()  # uses of its data under differential privacy
-
-    def header(self) -> dict[str, Any]:
-        """Return the header to send; the worker adds the seconds. Under differential privacy no loss leaves."""
-        names = ("loss", "steps", "lr_sum", "reach")
-        fits = {f"fit_{n}": [float(getattr(f, n)) for f in self.fits] for n in names}
-        if not self.releases:
-            return fits
-        used = {f"release_{f.name}": [float(getattr(r, f.name)) for r in self.releases] for f in fields(Release)}
-        return {**fits, "fit_loss": [0.0] * len(self.fits), **used}
-
-    @classmethod
-    def parse(cls, header: Header) -> "Trained":
-        """Parse a header."""
-        columns = [header.get(f"fit_{name}", []) for name in ("loss", "steps", "lr_sum", "reach")]
-        if not all(isinstance(c, list) for c in columns) or len({len(c) for c in columns}) > 1:
-            raise PayloadError("losses, steps and learning rates of the training are not lists of one length")
-        fits = tuple(
-            Fit({}, _loss("loss", a), int(_number("steps", b)), _number("learning rates", c), _number("reach", d))
-            for a, b, c, d in zip(*columns, strict=True)
-        )
-        releases = _releases(header)
-        fits = tuple(replace(fit, loss=math.nan) for fit in fits) if releases else fits  # it did not leave
-        return cls(fits, _number("seconds", header.get("seconds", 0.0)), releases)
+def effort_header(response: Trained) -> dict[str, Any]:
+    """Return the effort behind a reply as a header. Under differential privacy no loss leaves."""
+    names = ("loss", "steps", "lr_sum", "reach")
+    fits = {f"fit_{n}": [float(getattr(f, n)) for f in response.fits] for n in names}
+    if not response.releases:
+        return fits
+    used = {f"release_{f.name}": [float(getattr(r, f.name)) for r in response.releases] for f in fields(Release)}
+    return {**fits, "fit_loss": [0.0] * len(response.fits), **used}
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Scores of cases, under pseudonyms, without counts of voxels."""
-
-    scores: Scores
-
-    def header(self) -> dict[str, Any]:
-        """Return the header to send, sorted by pseudonym so that the order says nothing."""
-        bare = {case: replace(score, counts={}) for case, score in sorted(self.scores.items())}
-        return {"scores": json.dumps(scores_to_plain(bare))}
-
-    @classmethod
-    def parse(cls, header: Header, count: int, subject: Subject) -> "Scored":
-        """Parse the scores in the header of a response; refuse more than ``count`` cases and invalid values."""
-        cases = _cases(header.get("scores"), count)
-        return cls({name: _score(name, given, subject) for name, given in cases.items()})
+def _trained(header: Header, payload: Payload) -> Trained:
+    columns = [header.get(f"fit_{name}", []) for name in ("loss", "steps", "lr_sum", "reach")]
+    if not all(isinstance(c, list) for c in columns) or len({len(c) for c in columns}) > 1:
+        raise PayloadError("losses, steps and learning rates of the training are not lists of one length")
+    fits = tuple(
+        Fit({}, _loss("loss", a), int(_number("steps", b)), _number("learning rates", c), _number("reach", d))
+        for a, b, c, d in zip(*columns, strict=True)
+    )
+    releases = _releases(header)
+    fits = tuple(replace(fit, loss=math.nan) for fit in fits) if releases else fits  # it did not leave
+    return Trained(payload, fits, _number("seconds", header.get("seconds", 0.0)), releases)
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """All measures of cases, under pseudonyms, without the predictions."""
+def scores_header(response: Scored) -> dict[str, Any]:
+    """Return scores of cases as a header, without counts of voxels, sorted so that the order says nothing."""
+    bare = {case: replace(score, counts={}) for case, score in sorted(response.scores.items())}
+    return {"scores": json.dumps(scores_to_plain(bare))}
 
-    cases: tuple[Examined, ...]
 
-    def header(self) -> dict[str, Any]:
-        """Return the header to send, sorted by pseudonym."""
-        scores = scores_to_plain({e.case: e.score for e in self.cases})
-        listed = {
-            e.case: {
-                **scores[e.case],
-                "measures": {label: {k: _packed(v) for k, v in m.items()} for label, m in e.measures.items()},
-                "unit": e.unit,
-            }
-            for e in sorted(self.cases, key=lambda e: e.case)
+def measures_header(response: Measured) -> dict[str, Any]:
+    """Return all measures of cases as a header, without predictions, sorted so that the order says nothing."""
+    cases = sorted(response.cases, key=lambda e: e.case)
+    scores = scores_to_plain({e.case: e.score for e in cases})
+    listed = {
+        e.case: {
+            **scores[e.case],
+            "measures": {label: {k: _packed(v) for k, v in m.items()} for label, m in e.measures.items()},
+            "unit": e.unit,
         }
-        return {"measures": json.dumps(listed)}
-
-    @classmethod
-    def parse(cls, header: Header, count: int, subject: Subject) -> "Measured":
-        """Parse the measures in the header of a response; refuse more than ``count`` cases and invalid values."""
-        return cls(tuple(_examined(k, v, subject) for k, v in _cases(header.get("measures"), count).items()))
+        for e in cases
+    }
+    return {"measures": json.dumps(listed)}
 
 
-@dataclass(frozen=True, slots=True)
-class Digests:
-    """Digests of the models that a site is served, one per group of its cases."""
-
-    models: tuple[str, ...]
-
-    def header(self) -> dict[str, Any]:
-        """Return the header to send."""
-        return {"digests": list(self.models)}
-
-    @classmethod
-    def parse(cls, header: Header) -> "Digests":
-        """Parse a header."""
-        given = header.get("digests")
-        if not isinstance(given, list) or not 0 < len(given) <= MAX_MODELS:
-            raise PayloadError(f"digests: {given!r:.40} are not those of 1 to {MAX_MODELS} models")
-        for each in given:
-            if not isinstance(each, str) or not re.fullmatch("[0-9a-f]{64}", each):
-                raise PayloadError(f"digests: {each!r:.40} is not a digest")
-        return cls(tuple(given))
+def _models(header: Header) -> Models:
+    given = header.get("digests")
+    if not isinstance(given, list) or not 0 < len(given) <= MAX_MODELS:
+        raise PayloadError(f"digests: {given!r:.40} are not those of 1 to {MAX_MODELS} models")
+    for each in given:
+        if not isinstance(each, str) or not re.fullmatch("[0-9a-f]{64}", each):
+            raise PayloadError(f"digests: {each!r:.40} is not a digest")
+    return Models(tuple(given))
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A site has begun a phase."""
-
-
-@dataclass(frozen=True, slots=True)
-class MaskTaken:
-    """A site has taken a step of a secure sum."""
-
-
-Response = Refused | Failed | Greeting | Trained | Scored | Measured | Digests | Begun | MaskTaken
-
-
-def parse_response(request: Request, header: Header, cases: Mapping[str, int], subject: Subject) -> Response:
+def parse_response(
+    request: Request,
+    header: Header,
+    take: Callable[[], Buffer],
+    cases: Mapping[str, int],
+    subject: Subject,
+    limits: Limits = Limits(),
+) -> Response:
     """Parse the response to a request.
 
     Args:
         request: What was asked.
         header: The header of the response.
+        take: Returns the body of the response.
         cases: Numbers of cases that the site reported.
         subject: What cases are scored by.
+        limits: Largest payload that is accepted.
     """
     if header.get("error"):
         return Failed(shown(header["error"]))
     if header.get("refused"):
         return Refused(shown(header["refused"]))
     try:
-        match request.kind:
-            case "hello":
-                return Greeting.parse(header)
-            case "train" | "assess":
-                return Trained.parse(header)
-            case "score":
-                return Scored.parse(header, cases.get(request.split, 0), subject)
-            case "examine":
-                return Measured.parse(header, cases.get(request.split, 0), subject)
-            case "serve":
-                return Digests.parse(header)
-            case "begin":
+        match request:
+            case Join():
+                return parse_greeting(header)
+            case Train() | Assess():
+                return _trained(header, decode(take(), limits))
+            case Score(split=split):
+                given = _cases(header.get("scores"), cases.get(split, 0))
+                return Scored({name: _score(name, each, subject) for name, each in given.items()})
+            case Examine(split=split):
+                given = _cases(header.get("measures"), cases.get(split, 0))
+                return Measured(tuple(_examined(name, each, subject) for name, each in given.items()))
+            case Serve():
+                return _models(header)
+            case Begin():
                 return Begun()
-            case "mask":
-                return MaskTaken()
+            case MaskTurn():
+                return MaskTaken(decode(take(), SMALL))
+            case _:
+                return Failed(f"no hospital answers {words_of(request)}")
     except PayloadError as problem:
-        return Failed(f"its response to {request.words} is not valid: {problem}")
+        return Failed(f"its response to {words_of(request)} is not valid: {problem}")
 
 
 def _is_number(value: Any) -> bool:

@@ -1,9 +1,9 @@
 """The site's half of every exchange, the same in a simulation, in a worker of a Ray cluster, and at a hospital.
 
-A host has the cases of one site, in every phase of a study. It answers one request at a time and keeps only two things
-between requests: the model that each phase began from, and the keys of the current secure sum. The site's memory comes
-with a request and goes with its response. A hospital wraps ``answer``: its policy, ledger and privacy budget decide what
-is done and what leaves, and its memory stays in files (``deploy/site``).
+A host has the cases of one site, in every phase of a study. It answers one request at a time. Between requests it keeps
+the model that each phase began from and the keys of the current secure sum; the site's memory comes with a request and
+goes with its response. A hospital wraps ``answer``: policy, ledger and privacy budget decide what is done and what
+leaves, and the memory stays in files (``deploy/site``).
 """
 
 from collections.abc import Callable, Mapping
@@ -181,9 +181,12 @@ class SiteHost:
         return Begun(start)
 
     def _train(self, request: Assess | Train) -> Response:
-        phase, site = self._phase(request), self._site(request)
+        phase = self.phases[request.phase]
+        if isinstance(request, Assess) and self._assessment:
+            phase = self._assessment()
+        site = phase.site.at(request.round) if isinstance(request, Assess) else self._site(request)
         try:
-            session = self._masks.joined(request) if phase.masked and isinstance(request, Train) else None
+            session = self._masks.joined(request) if isinstance(request, Train) and phase.masked else None
             got, memory = request.payload.each(site.lift), self._memory(request, site)
             noise = noise_steps(phase.algorithm, phase.private, site, got, session)
             masks = (Mask(session, phase.secure.fraction),) if session else ()
@@ -203,15 +206,10 @@ class SiteHost:
         except PayloadError as problem:
             return Refused(f"it refuses the step {request.step!r} of a secure sum: {problem}")
 
-    def _phase(self, request: Asked, number: int | None = None) -> HostPhase:
-        if isinstance(request, Assess) and self._assessment:
-            return self._assessment()
-        return self.phases[request.phase if number is None else number]
-
     def _site(self, request: Asked, number: int | None = None) -> Site:
         """Return the site in the round of a request; in a later phase it starts from the model that it was served."""
         number = request.phase if number is None else number
-        site = self._phase(request, number).site
+        site = self.phases[number].site
         if number in self._starts:
             begins, start = self._starts[number]
             site = site.begin(begins, site.lift(start.get()["model"]))
@@ -220,9 +218,7 @@ class SiteHost:
     def _memory(self, request: Asked, site: Site) -> Payload:
         return (request.memory or Payload()).each(site.lift)
 
-    def _served(
-        self, request: Asked, site: Site, cases: Cases, number: int | None = None
-    ) -> list[tuple[Tree, Cases]]:
+    def _served(self, request: Asked, site: Site, cases: Cases, number: int | None = None) -> list[tuple[Tree, Cases]]:
         """Return the models that the site uses for these cases, each with its cases."""
-        algorithm, got = self._phase(request, number).algorithm, request.payload.each(site.lift)
-        return list(algorithm.serve(got, self._memory(request, site), site, cases))
+        algorithm = self.phases[request.phase if number is None else number].algorithm
+        return list(algorithm.serve(request.payload.each(site.lift), self._memory(request, site), site, cases))

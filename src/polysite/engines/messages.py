@@ -31,7 +31,6 @@ from polysite.tree import Tree
 
 Kind = Literal["hello", "begin", "assess", "train", "score", "examine", "serve", "examine_model", "mask"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-NOTHING = Payload()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Asked:
 
     phase: int = 0
     round: int = -1
-    payload: Payload = field(default=NOTHING, repr=False)
+    payload: Payload = field(default_factory=Payload, repr=False)
     version: int = -1
     keep: tuple[int, ...] = ()
     memory: Payload | None = field(default=None, repr=False)
@@ -86,12 +85,14 @@ class Begin(Asked):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assess(Asked):
     """Describe the cases, without any training."""
+
     kind: ClassVar[Kind] = "assess"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train(Asked):
     """Take a turn in a round of training."""
+
     kind: ClassVar[Kind] = "train"
 
 
@@ -226,7 +227,7 @@ class Trained:
         turn: The whole turn with the new memory; None where it stayed at a hospital.
     """
 
-    payload: Payload = NOTHING
+    payload: Payload = field(default_factory=Payload, repr=False)
     fits: tuple[Fit, ...] = ()
     seconds: float = 0.0
     releases: tuple[Release, ...] = ()
@@ -264,7 +265,7 @@ class Models:
 class MaskTaken:
     """A site has taken a step of a secure sum."""
 
-    payload: Payload = NOTHING
+    payload: Payload = field(default_factory=Payload, repr=False)
 
 
 Response = Refused | Failed | Greeting | Begun | Trained | Scored | Measured | Models | MaskTaken

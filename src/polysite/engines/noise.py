@@ -118,13 +118,18 @@ def noise_steps(
         got: What the site received.
         session: The secure sum in which the reply is masked, if there is one.
     """
-    release = algorithm.release_of(got) if hasattr(algorithm, "release_of") else None
+    release = release_of(algorithm, got)
     if release is not None:
         shared = session is not None and facts(algorithm).needs == "sum"
         return (SumNoise(release, site.noise_rng(), session.fewest_answers - 1 if session and shared else 1),)
     if private.unit != "hospital" or not algorithm.reply:
         return ()
     return (HospitalNoise(private, site.noise_rng()),)
+
+
+def release_of(algorithm: Any, got: Payload) -> Release | None:
+    """Return what noise on the sums of a reply costs; None for an algorithm without such noise."""
+    return algorithm.release_of(got) if hasattr(algorithm, "release_of") else None
 
 
 def _like(leaf: Any, array: Any) -> Any:

@@ -2,8 +2,8 @@
 
 The memory of a simulated site is kept here for it, on the device, in main memory or on disk (``memory_store.py``). That
 of a hospital stays there, in versions: a version is the last round in which the site's reply was merged, so a server
-that returns to a checkpoint asks for the version that belongs to it. Personal models stay at a hospital, too: it reports
-the digest of its model, and a model that equals something it was sent is known to the server already.
+that returns to a checkpoint asks for the version that belongs to it. Personal models stay at a hospital, too: it
+reports the digest of its model, and a model that equals something it was sent is known to the server already.
 
 Replies of hospitals that are only summed (``replies.py``) are stored until the round ends; a simulated site takes its
 turn again.
@@ -11,6 +11,7 @@ turn again.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, Protocol, cast
 
 from polysite.algorithms.base import Algorithm, is_summable
@@ -102,7 +103,7 @@ class PhaseSites:
         sites: The sites of the study.
         phase: Number of the phase, from 0.
         lift: Moves parameters to the device on which the server computes.
-        known: The sites of a simulation, which compute for this server alone: they repeat a turn at no cost, leave their
+        known: The sites of a simulation. They compute for this server alone: they repeat a turn at no cost, leave their
             memory with the server, and show their models. None for real hospitals.
         names: Sites of a simulation that train.
         audience: Sites of a simulation that score models.
@@ -174,7 +175,7 @@ class PhaseSites:
         """Deliver the payloads and yield each reply as it arrives, with outgoing steps such as compression."""
         self._round, self._replies = round, {}
         make = Assess if self.kind == "assess" else Train
-        requests = self._requests(sent, lambda common: make(**common), round)
+        requests = self._requests(sent, make, round)
         summed = bool(requests) and is_summable(self.algorithm) and not self.simulated
         for site, response in self.roster.ask(requests, self.phase, least=self._least):
             if isinstance(response, Trained):
@@ -218,13 +219,13 @@ class PhaseSites:
         ``least`` is the number of answers without which the sum fails: real hospitals are waited for.
         """
         self._least = least
-        requests = self._requests(sent, lambda common: MaskTurn(**common, step=step), round)
+        requests = self._requests(sent, partial(MaskTurn, step=step), round)
         asked = self.roster.ask(requests, self.phase, least=least)
         return {site: response.payload for site, response in asked if isinstance(response, MaskTaken)}
 
     def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
         """Have every site score the model that it is served, on one split of its cases."""
-        requests = self._requests(sent, lambda common: Score(**common, split=split), round)
+        requests = self._requests(sent, partial(Score, split=split), round)
         asked = self.roster.ask(requests, self.phase, self._scores)
         scores = {site: response.scores for site, response in asked if isinstance(response, Scored)}
         self._note_unscored(round, split, any(scores.values()))
@@ -240,7 +241,7 @@ class PhaseSites:
         if others:
             yield from self._examine_others(round, sent, split, tolerance)
             return
-        requests = self._requests(sent, lambda common: Examine(**common, split=split, tolerance=tolerance), round)
+        requests = self._requests(sent, partial(Examine, split=split, tolerance=tolerance), round)
         scored = False
         for site, response in self._in_order(self.roster.ask(requests, self.phase, self._scores)):
             for examined in response.cases if isinstance(response, Measured) else ():
@@ -259,7 +260,7 @@ class PhaseSites:
         served: dict[SiteId, dict[SiteId, Models]] = {owner: {} for owner in sent}  # by host, whose cases they are for
         for host in sorted({*self.names, *self.audience}):
             cases = self.known[host].cases(split)
-            requests = self._requests(sent, lambda common, cases=cases: Serve(**common, cases=cases), round)
+            requests = self._requests(sent, partial(Serve, cases=cases), round)
             for owner, found in self.roster.ask(requests, self.phase):
                 if isinstance(found, Models):
                     served[owner][host] = found
@@ -288,12 +289,12 @@ class PhaseSites:
         """
         models: dict[SiteId, tuple[Tree, ...]] = {}
         hidden: dict[SiteId, int] = {}
-        requests = self._requests(sent, lambda common: Serve(**common, name=name), round)
+        requests = self._requests(sent, partial(Serve, name=name), round)
         for site, response in self.roster.ask(requests, self.phase):
             if not isinstance(response, Models):
                 continue
             if not any(isinstance(model, str) for model in response.models):
-                trees = cast(tuple[Tree, ...], response.models)
+                trees = tuple(self.lift(cast(Tree, model)) for model in response.models)
                 models[site] = tuple(map(to_host, trees)) if self._store.spilled else trees
                 continue
             known, certain = self._derivable(sent[site])
@@ -332,9 +333,14 @@ class PhaseSites:
                 return Begin(phase=self.phase, begins=round, start=models[0]) if models else None
             if origin is None or site not in origin.sent:
                 return None
-            version = origin.versions.get(site, -1)
-            at = {"round": origin.round, "before": origin.phase, "version": version}
-            return Begin(phase=self.phase, begins=round, payload=origin.sent[site], **at)
+            return Begin(
+                phase=self.phase,
+                begins=round,
+                before=origin.phase,
+                round=origin.round,
+                version=origin.versions.get(site, -1),
+                payload=origin.sent[site],
+            )
 
         self.roster.beginnings[self.phase] = beginning
         for status in self.roster.status.values():
@@ -374,13 +380,13 @@ class PhaseSites:
             self.roster.note(f"no site scored the model of round {round + 1} on {split} cases")
 
     def _requests(
-        self, sent: Mapping[SiteId, Payload], make: Callable[[dict[str, Any]], Request], round: int
+        self, sent: Mapping[SiteId, Payload], make: Callable[..., Request], round: int
     ) -> dict[SiteId, Request]:
         requests = {}
         for site, payload in sent.items():
             version, stored = self._versions.get(site, -1), self._memory.get(site)
             keep = tuple(sorted({*self.roster.needed.get(site, ()), version}))
-            at = {"phase": self.phase, "round": round, "payload": payload, "version": version, "keep": keep}
-            requests[site] = make({**at, "memory": stored.get() if stored else None})
+            memory = stored.get() if stored else None
+            at = {"phase": self.phase, "round": round, "version": version, "keep": keep}
+            requests[site] = make(**at, payload=payload, memory=memory)
         return requests
-

@@ -140,7 +140,8 @@ def gather(exchange: Exchange, state: Any, expected: Weights | None) -> Replies:
     again, running = _sum(replace(exchange, sent=sent), known, repeat=True)
     if running.is_mean_of(again.heard):
         return _weighted(exchange, replace(replies, total=running.total))
-    return _hold(exchange, state, exchange.transport.repeat(exchange.round, exchange.sent))  # a GPU may round differently
+    # a GPU may round differently
+    return _hold(exchange, state, exchange.transport.repeat(exchange.round, exchange.sent))
 
 
 def _weighted(exchange: Exchange, replies: Replies) -> Replies:

@@ -266,9 +266,9 @@ class Sites:
                 self._check_wire(now)
             if over():
                 break
-        for site in self.status.values():
-            if site.asked is not None:
-                site.asked, site.owes = None, site.asked
+        for status in self.status.values():
+            if status.asked is not None:
+                status.asked, status.owes = None, status.asked
 
     def _meet(self, online: Mapping[SiteId, str]) -> None:
         """Notice new connections. What a site was asked over its former connection is lost."""
@@ -278,7 +278,8 @@ class Sites:
             if site is None:
                 continue
             if site.token and site.token != token:
-                self.note("connected anew", name)
+                if self.join is not None:
+                    self.note("connected anew", name)
                 site.asked = site.owes = None
                 site.known, site.begun, site.refused, site.greeting_failed = self.join is None, set(), "", 0.0
             site.token, site.seen = token, now

@@ -12,7 +12,9 @@ from polysite import config
 from polysite.config import Study
 from polysite.data.case import SPLITS
 from polysite.data.split import SiteSplit
+from polysite.engines.phase_sites import PhaseSites
 from polysite.engines.phases import Phase
+from polysite.engines.sites import Sites
 from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, nearest
 from polysite.evaluation_folder import ExaminedSite
@@ -78,11 +80,9 @@ def open_study(
 def _on_ray(study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch: Watch) -> Iterator[OpenedStudy]:
     """Place the sites of a study on a Ray cluster. The server lists the cases; only the workers open them."""
     from polysite.engines.ray.cluster import Workers, connected
-    from polysite.engines.ray.transport import RaySites, RemoteSite
+    from polysite.engines.ray.wire import RayWire, RemoteSite, lift
 
     refuse_bare(study)
-    if study.train.private.on:
-        raise ConfigError("train.private works in the simulator and over real hospitals, not on a Ray cluster")
     refuse_duplicates([ref for splits in dealt.values() for split in SPLITS for ref in splits[split]])
     cases = {site: {k: tuple(c.name for c in splits[k]) for k in SPLITS} for site, splits in dealt.items()}
     recipe = json.dumps({"study": _as_text(study), "cases": cases})
@@ -97,10 +97,13 @@ def _on_ray(study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch:
             WORKER_SITES, recipe, sizes, device=device, threads=threads, count=engine.workers, watch=watch
         )
         try:
-            transports = [RaySites(workers, k, *each, cases) for k, each in enumerate(divided)]
-            built = [Phase(s.algorithm, t, s.run) for s, t in zip(phases, transports, strict=True)]
-            sites = {i: RemoteSite(i, workers, cases[i], study.data.label_names) for i in dealt}
-            yield OpenedStudy(built, initial_params(study), sites, [str(workers)])
+            known = {i: RemoteSite(i, workers, cases[i], study.data.label_names) for i in cases}
+            everyone = Sites(RayWire(workers), cases, refusals=workers.incidents)
+            built = [
+                Phase(s.algorithm, PhaseSites(s.algorithm, everyone, k, lift, known=known, names=n, audience=a), s.run)
+                for k, (s, (n, a)) in enumerate(zip(phases, divided, strict=True))
+            ]
+            yield OpenedStudy(built, initial_params(study), {i: known[i] for i in dealt}, [str(workers)])
         finally:
             workers.close()
 

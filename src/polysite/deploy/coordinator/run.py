@@ -23,15 +23,17 @@ from polysite.config import Study
 from polysite.data.case import SPLITS
 from polysite.data.federation import Natural
 from polysite.deploy import enrolment
-from polysite.deploy.coordinator.remote import RemoteSites
-from polysite.deploy.coordinator.roster import Deadlines, Roster, Wire
+from polysite.deploy.coordinator.posted import Post, Posted
 from polysite.deploy.identity import identity
 from polysite.deploy.project import Project
 from polysite.deploy.protocol import Subject
+from polysite.engines.messages import Join
+from polysite.engines.phase_sites import PhaseSites
 from polysite.engines.phases import Evaluate, Phase, find_progress
 from polysite.engines.record import Incident
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.secure import server as secure_server
+from polysite.engines.sites import Deadlines, Sites
 from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.evaluation_folder import EvaluationFolder
@@ -73,7 +75,7 @@ def listening(project: Project) -> Iterator["Link"]:
 
 def run(
     chosen: Study,
-    wire: Wire,
+    post: Post,
     names: Sequence[str],
     out: Path | str | None = None,
     watch: Watch = Watch(),
@@ -91,7 +93,7 @@ def run(
 
     Args:
         chosen: The study.
-        wire: Carries the messages.
+        post: Carries the messages.
         names: The sites of the project.
         out: The new folder; by default one below ``runs/``.
         watch: Observer of the progress.
@@ -111,12 +113,13 @@ def run(
         raise RunError(
             f"{path} exists already; a run never overwrites another: choose another folder or resume this one"
         )
-    roster = _roster(wire, id or secrets.token_hex(8), chosen, config.dump(chosen), names, deadlines, watch)
+    id, text = id or secrets.token_hex(8), config.dump(chosen)
+    roster = _roster(post, id, chosen, text, names, deadlines, watch)
     roster.gather(wait)
     phases, start = _phases(chosen, roster), study.initial_params(chosen)
     _check_roster(roster, phases, start)
     watch = study.tracked(watch, track, path)
-    folder = RunFolder.create(path, roster.config, chosen.seed, more={FILE: _facts(roster, assess, facts)})
+    folder = RunFolder.create(path, text, chosen.seed, more={FILE: _facts(roster, id, assess, facts)})
     roster.keep(_journal(folder))
     with folder.alone():
         if assess:
@@ -129,7 +132,7 @@ def run(
 def retrain(
     path: Path | str,
     without: Sequence[str],
-    wire: Wire,
+    post: Post,
     enrolled: Collection[str],
     out: Path | str | None = None,
     watch: Watch = Watch(),
@@ -143,7 +146,7 @@ def retrain(
     Args:
         path: The run folder.
         without: The sites to leave out.
-        wire: Carries the messages.
+        post: Carries the messages.
         enrolled: Sites of the project that have keys.
         out: The new folder; by default one below ``runs/``.
         watch: Observer of the progress.
@@ -166,7 +169,7 @@ def retrain(
     chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
     return run(
         chosen,
-        wire,
+        post,
         names,
         out,
         watch,
@@ -180,7 +183,7 @@ def retrain(
 
 def resume(
     path: Path | str,
-    wire: Wire,
+    post: Post,
     watch: Watch = Watch(),
     *,
     deadlines: Deadlines = Deadlines(),
@@ -194,7 +197,7 @@ def resume(
 
     Args:
         path: The run folder.
-        wire: Carries the messages.
+        post: Carries the messages.
         watch: Observer of the progress.
         deadlines: How long to wait for sites.
         wait: Seconds to wait for all sites, once there is a quorum.
@@ -210,11 +213,11 @@ def resume(
     id, names = str(known["study"]), list(known["sites"])
     with folder.alone():
         chosen = config.parse(folder.config, where=str(folder.path / "config.toml"))
-        roster = _roster(wire, id, chosen, folder.config, names, deadlines, watch)
+        secret = int(known.get("secret", 0))
+        roster = _roster(post, id, chosen, folder.config, names, deadlines, watch, secret)
         roster.needed = folder.needed()
-        roster.secret = int(known.get("secret", 0))
         for name, facts in known["sites"].items():
-            roster.sites[name].cases = {k: int(facts[k]) for k in SPLITS if k in facts}
+            roster.status[name].cases = {k: int(facts[k]) for k in SPLITS if k in facts}
         roster.keep(_journal(folder))
         roster.gather(wait)
         phases, start = _phases(chosen, roster), study.initial_params(chosen)
@@ -231,17 +234,17 @@ def resume(
         return study.conduct(chosen, _words(roster), phases, start, folder, at, watch, final, until)
 
 
-def assess_sites(chosen: Study, roster: Roster, path: Path) -> assessment.AssessmentRun | None:
+def assess_sites(chosen: Study, roster: Sites, path: Path) -> assessment.AssessmentRun | None:
     """Assess the sites. A site whose policy forbids it is left out; where too few remain, the study continues without
     an assessment."""
     if (chosen.train.private.on or chosen.run.secure.on) and not chosen.assess.private.on:
         roster.note(f"no assessment: {assessment.UNPROTECTED}")
         return None
-    engine = RemoteSites(cast(Algorithm[Any], chosen.assess), roster, kind="assess")
+    engine = PhaseSites(cast(Algorithm[Any], chosen.assess), roster, kind="assess")
     if len(engine.names) < 2:
         roster.note("no assessment: the policies of fewer than two sites allow it")
         return None
-    cases = {i: roster.sites[i].cases for i in engine.names}
+    cases = {i: roster.status[i].cases for i in engine.names}
     splits = SPLITS if chosen.assess.cases == "all" else SPLITS[:1]
     sizes = {i: sum(counts[split] for split in splits) for i, counts in cases.items()}
     unseen = any(not counts["train"] for counts in cases.values())
@@ -289,20 +292,31 @@ def guarded(chosen: Study) -> Study:
 
 
 def _roster(
-    wire: Wire, id: str, chosen: Study, text: str, names: Sequence[str], deadlines: Deadlines, watch: Watch
-) -> Roster:
+    post: Post,
+    id: str,
+    chosen: Study,
+    text: str,
+    names: Sequence[str],
+    deadlines: Deadlines,
+    watch: Watch,
+    secret: int | None = None,
+) -> Sites:
     subject = Subject(tuple(chosen.data.label_names), chosen.data.task == "classification")
-    return Roster(wire, id, text, names, deadlines, identity(), watch, subject)
+    wire = Posted(post, id, identity(), subject)
+    secret = secrets.randbits(63) if secret is None else secret
+    sites = Sites(wire, names, deadlines, Join(text), watch, secret=secret, refusals=post.incidents)
+    wire.cases_of, wire.note = lambda site: sites.status[site].cases, sites.note
+    return sites
 
 
-def _check_roster(roster: Roster, phases: Sequence[Phase], start: Tree) -> None:
+def _check_roster(roster: Sites, phases: Sequence[Phase], start: Tree) -> None:
     """Refuse sites with which the study cannot work, before anything is written."""
-    if not any(roster.sites[i].cases["validation"] for i in phases[0].transport.audience):
+    if not any(roster.status[i].cases["validation"] for i in phases[0].transport.audience):
         raise RunError(
             "no site that takes part scores models, so no best round could be chosen: their policies say "
             "case_scores = false, or they have no validation cases"
         )
-    train, validation = ({i: roster.sites[i].cases[k] for i in roster.ready} for k in ("train", "validation"))
+    train, validation = ({i: roster.status[i].cases[k] for i in roster.ready} for k in ("train", "validation"))
     for phase in phases:
         if phase.plan.secure.on and phase.algorithm.reply:
             secure_server.check_sites(phase.plan.secure, len(roster.ready))
@@ -310,38 +324,38 @@ def _check_roster(roster: Roster, phases: Sequence[Phase], start: Tree) -> None:
         check_sites(phase.algorithm, train, validation)
 
 
-def _phases(chosen: Study, roster: Roster) -> list[Phase]:
+def _phases(chosen: Study, roster: Sites) -> list[Phase]:
     phases = config.phases(chosen)
-    return [Phase(p.algorithm, RemoteSites(p.algorithm, roster, k, _lift), p.run) for k, p in enumerate(phases)]
+    return [Phase(p.algorithm, PhaseSites(p.algorithm, roster, k, _lift), p.run) for k, p in enumerate(phases)]
 
 
 def _lift(params: Tree) -> Tree:
     return {k: v if isinstance(v, torch.Tensor) else torch.as_tensor(v) for k, v in params.items()}
 
 
-def _evaluation(chosen: Study, roster: Roster, folder: RunFolder) -> Evaluate:
+def _evaluation(chosen: Study, roster: Sites, folder: RunFolder) -> Evaluate:
     """Return how a deployed run is evaluated: all measures, no images."""
 
     def write(split: str, clusters: CaseClusters | None) -> EvaluationFolder:
-        trained = [i for i in roster.ready if roster.sites[i].cases["train"]]
+        trained = [i for i in roster.ready if roster.status[i].cases["train"]]
         return EvaluationFolder(folder.path / "evaluation" / split, chosen, split, trained, clusters)
 
     return Evaluate(write)
 
 
-def _words(roster: Roster) -> Iterator[str]:
-    for name, site in roster.sites.items():
+def _words(roster: Sites) -> Iterator[str]:
+    for name, site in roster.status.items():
         absent = "could not be greeted yet" if site.greeting_failed else "not connected yet"
         counts = ", ".join(f"{site.cases[split]} {split}" for split in SPLITS) if site.greeting else absent
         yield f"{name}: {f'does not take part: {site.refused}' if site.refused else counts}"
 
 
-def _facts(roster: Roster, assess: bool, more: Mapping[str, Any]) -> str:
+def _facts(roster: Sites, id: str, assess: bool, more: Mapping[str, Any]) -> str:
     sites = {
         i: {**g.cases, "torch": g.torch, "device": g.device} if (g := s.greeting) else {}
-        for i, s in roster.sites.items()
+        for i, s in roster.status.items()
     }
-    known = {"study": roster.study, "assess": assess, "sites": sites, "secret": roster.secret, **more}
+    known = {"study": id, "assess": assess, "sites": sites, "secret": roster.secret, **more}
     return json.dumps(known, indent=1) + "\n"
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from polysite import config, study
 from polysite.config import Study
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.coordinator.roster import Deadlines
+from polysite.engines.sites import Deadlines
 from polysite.errors import ConfigError
 from polysite.storage import draft_folder, vacant
 

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from polysite.buffers import Buffer
-from polysite.deploy.coordinator.roster import Envelope
+from polysite.deploy.coordinator.posted import Envelope
 from polysite.deploy.flare.messages import HERE, TASK, cut, pack, unpack
 from polysite.errors import PayloadError, RunError, shown
 from polysite.payload import SiteId

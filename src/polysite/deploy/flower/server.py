@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from polysite.buffers import Buffer
-from polysite.deploy.coordinator.roster import Envelope
+from polysite.deploy.coordinator.posted import Envelope
 from polysite.deploy.flower.admission import Admission
 from polysite.deploy.flower.answers import FOREVER, Answers
 from polysite.deploy.flower.gateway import Guard, Pace, Renewal

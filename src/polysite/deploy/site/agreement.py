@@ -8,14 +8,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from polysite import config, machine, plugins, study
+from polysite import assessment, config, machine, plugins, study
 from polysite.algorithms import names_of
-from polysite.algorithms.base import Algorithm, Kind, facts, small_models, small_sums
+from polysite.algorithms.base import Algorithm, facts, small_models, small_sums
+from polysite.algorithms.base import Kind as ReplyKind
 from polysite.config import Study
 from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS, CaseRef
@@ -24,29 +25,21 @@ from polysite.data.layouts import LAYOUTS
 from polysite.data.sources import Phantom, PhantomClasses, Source
 from polysite.data.split import SiteSplit
 from polysite.deploy.project import SiteConfig
-from polysite.deploy.protocol import RequestKind
 from polysite.deploy.site.kept_split import keep_split
 from polysite.deploy.site.limits import refuse_size
-from polysite.deploy.site.policy import Intent, SitePolicy
+from polysite.deploy.site.masked_sums import MaskedSums
+from polysite.deploy.site.policy import Intent, Refusal, SitePolicy, obey
 from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import DAY, Studies, Trace
 from polysite.deploy.site.withdrawn import withdrawn_cases
+from polysite.engines.host import HostPhase, SiteHost
+from polysite.engines.messages import Kind
 from polysite.engines.run_folder import file_name
-from polysite.errors import ConfigError, DataError, PolysiteError
+from polysite.errors import ConfigError, DataError
 from polysite.models.encoders import Bundled
 from polysite.storage import private_folder, write_file
 from polysite.study.estimate import demand, device_memory
 from polysite.training.torch_site import TorchSite
-
-
-class Refusal(PolysiteError):
-    """A request that this hospital does not do; the sentence is sent to the coordinator."""
-
-
-def obey(reason: str | None) -> None:
-    """Refuse for a reason of the policy, if there is one."""
-    if reason:
-        raise Refusal(reason)
 
 
 @dataclass
@@ -57,21 +50,20 @@ class Agreed:
     study: Study  # with this hospital's data
     splits: SiteSplit
     volumes: SiteSplit  # volumes that were cut into slices, where the study has slices; else the same as the splits
-    phases: list[tuple[Algorithm[Any], TorchSite]]
+    host: SiteHost
     folder: Path
-    begun: set[int] = field(default_factory=lambda: {0})
 
-    def done(self, kind: RequestKind) -> int:
+    def done(self, kind: Kind) -> int:
         """Return how many requests of a kind were answered."""
         file = self._count_file(kind)
         return file.stat().st_size if file.exists() else 0
 
-    def count(self, kind: RequestKind) -> None:
+    def count(self, kind: Kind) -> None:
         """Count one more answer: a byte in a file."""
         with self._count_file(kind).open("ab") as file:
             file.write(b".")
 
-    def _count_file(self, kind: RequestKind) -> Path:
+    def _count_file(self, kind: Kind) -> Path:
         return self.folder / f"{counted_as(kind)}.count"
 
 
@@ -153,8 +145,22 @@ class Agreements:
             )
         host = study.build_sites(local, {self.site.name: splits})[self.site.name]
         host.unpredictable = True  # the coordinator knows the seed
-        phases = [(p.algorithm, host.under(p.train)) for p in config.phases(local)]
-        return Agreed(id, local, splits, volumes, phases, folder)
+        return Agreed(id, local, splits, volumes, self._host(local, host, volumes, policy, folder), folder)
+
+    def _host(self, local: Study, site: TorchSite, volumes: SiteSplit, policy: SitePolicy, folder: Path) -> SiteHost:
+        """Return what answers for this hospital in all phases of a study."""
+        phases = {
+            k: HostPhase(p.algorithm, site.under(p.train), tuple(p.run.outgoing), p.run.secure, p.train.private)
+            for k, p in enumerate(config.phases(local))
+        }
+
+        def assessed() -> HostPhase:
+            described: Any = assessment.assessed_sites(local, dealt={self.site.name: volumes}).known[self.site.name]
+            described.unpredictable = True  # the coordinator knows the seed
+            return HostPhase(cast(Algorithm[Any], local.assess), described)
+
+        masks = MaskedSums(folder, self.site, policy)
+        return SiteHost(self.site.name, phases, assessment=assessed, masks=masks)
 
     def _check_demand(self, local: Study, cases: int, new: bool, policy: SitePolicy) -> None:
         """Ask the policy about the memory and the disk space of a study, before anything is allocated."""
@@ -220,7 +226,7 @@ def _of_one(splits: SiteSplit) -> int:
     return max(Counter(case.source for case in splits["train"]).values(), default=1)
 
 
-def counted_as(kind: RequestKind) -> RequestKind:
+def counted_as(kind: Kind) -> Kind:
     """Return the kind under which a request is counted: ``examine`` counts as ``score``, since it scores cases too."""
     return "score" if kind == "examine" else kind
 
@@ -272,7 +278,7 @@ def _effort(phase: Study) -> tuple[int | None, int]:
     return steps, phase.train.epochs if epochs is None else epochs
 
 
-def leaves_of(algorithm: Any) -> dict[str, Kind]:
+def leaves_of(algorithm: Any) -> dict[str, ReplyKind]:
     """Return the fields that an algorithm may ask of a site, as far as its settings tell."""
     pooled = getattr(algorithm, "fit", "") == "pooled"
     return {name.rstrip("?") if pooled and kind == "cases" else name: kind for name, kind in algorithm.reply.items()}

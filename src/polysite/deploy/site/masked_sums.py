@@ -30,13 +30,12 @@ from polysite.buffers import Buffer
 from polysite.deploy.certificates import public_line, read_key, read_public
 from polysite.deploy.enrolment import fingerprint
 from polysite.deploy.project import SiteConfig
-from polysite.deploy.protocol import Request
-from polysite.deploy.site.agreement import Refusal
-from polysite.deploy.site.policy import SitePolicy
+from polysite.deploy.site.policy import Refusal, SitePolicy
+from polysite.engines.messages import Asked, MaskTurn, Train
 from polysite.engines.secure.member import Identity, Session, open_session, take_step
 from polysite.engines.secure.settings import Secure
 from polysite.errors import PayloadError
-from polysite.payload import Payload, SiteId, decode
+from polysite.payload import Payload, SiteId, encode
 from polysite.storage import Journal, private_folder, write_private
 
 BYTES = ("id", "mask_key", "share_key", "seed", "own")
@@ -57,9 +56,9 @@ class MaskedSums:
         self._sums = Journal[dict[str, Any]](self.folder / "sums.jsonl", dict)
         self._signers: dict[str, SiteId] = {}  # fingerprint of a key -> the hospital whose keys it has signed
 
-    def step(self, request: Request, secure: Secure) -> Payload:
+    def step(self, request: MaskTurn, secure: Secure) -> Payload:
         """Take a step of a sum with the study's settings; the session is on disk before the answer leaves."""
-        got, identity = decode(request.body), Identity(self._sign, self._check)
+        got, identity = request.payload, Identity(self._sign, self._check)
         fewest = max(secure.fewest, self.policy.masked_sites)
         private_folder(self.folder)
         try:
@@ -77,7 +76,7 @@ class MaskedSums:
         self._write(request, session)
         return answer
 
-    def session(self, request: Request) -> Session:
+    def session(self, request: Asked) -> Session:
         """Return the session of the sum that a request belongs to."""
         try:
             known = json.loads((self.folder / "session.json").read_text())
@@ -89,7 +88,7 @@ class MaskedSums:
                 "no keys were agreed on for this round, or they were lost: only masked replies leave in this study"
             ) from problem
 
-    def joined(self, request: Request) -> Session:
+    def joined(self, request: Train) -> Session:
         """Return the session for a masked reply; refuse if one has left in this round for a sum of other hospitals."""
         session = self.session(request)
         if any(set(session.members) != before for before in self._known(request, "members")):
@@ -99,13 +98,13 @@ class MaskedSums:
             )
         return session
 
-    def _write(self, request: Request, session: Session) -> None:
+    def _write(self, request: Asked, session: Session) -> None:
         known = {"phase": request.phase, "round": request.round, "session": _plain(session)}
         write_private(self.folder / "session.json", json.dumps(known))
 
     # one masked reply, one story
 
-    def kept_reply(self, request: Request) -> tuple[dict[str, Any], dict[str, str], Buffer] | None:
+    def kept_reply(self, request: Train) -> tuple[dict[str, Any], dict[str, str], Buffer] | None:
         """Return the header, the fields and the body of the reply that left in this sum; None if none did."""
         about = self.folder / "reply.json"
         if not about.exists():
@@ -115,14 +114,14 @@ class MaskedSums:
             raise Refusal("a masked reply has left in this secure sum, and another one would reveal the difference")
         return known["header"], known["fields"], (self.folder / "reply").read_bytes()
 
-    def keep_reply(self, request: Request, header: Mapping[str, Any], fields: Mapping[str, str], body: Buffer) -> None:
+    def keep_reply(self, request: Train, header: Mapping[str, Any], fields: Mapping[str, str], body: Buffer) -> None:
         """Write a masked reply, and for which hospitals it is, before it leaves."""
         self._note(request, "members", self.session(request).members)
         write_private(self.folder / "reply", body)
         known = {"request": _digest(request), "header": dict(header), "fields": dict(fields)}
         write_private(self.folder / "reply.json", json.dumps(known))
 
-    def _refuse_difference(self, request: Request, answered: tuple[SiteId, ...]) -> None:
+    def _refuse_difference(self, request: Asked, answered: tuple[SiteId, ...]) -> None:
         """Refuse to open a second sum of a round that is not over the same hospitals."""
         for before in self._known(request, "sites"):
             count = len(before.symmetric_difference(answered))
@@ -132,12 +131,12 @@ class MaskedSums:
                     "again when the same take part, or go on with the next round"
                 )
 
-    def _known(self, request: Request, what: str) -> list[set[SiteId]]:
+    def _known(self, request: Asked, what: str) -> list[set[SiteId]]:
         """Return the hospitals of the sums of this round that a reply left for, or that were opened."""
         here = (request.phase, request.round)
         return [set(k[what]) for k in self._sums.read() if what in k and (k["phase"], k["round"]) == here]
 
-    def _note(self, request: Request, what: str, sites: tuple[SiteId, ...]) -> None:
+    def _note(self, request: Asked, what: str, sites: tuple[SiteId, ...]) -> None:
         if set(sites) in self._known(request, what):
             return
         more = {"phase": request.phase, "round": request.round, what: list(sites)}
@@ -178,9 +177,9 @@ def _is_signed(text: bytes, parts: Mapping[str, bytes], accepted: set[str]) -> b
     return True
 
 
-def _digest(request: Request) -> str:
+def _digest(request: Asked) -> str:
     about = f"{request.phase} {request.round} {request.version} ".encode()
-    return hashlib.sha256(about + bytes(request.body)).hexdigest()
+    return hashlib.sha256(about + encode(request.payload)).hexdigest()
 
 
 def _plain(session: Session) -> dict[str, Any]:

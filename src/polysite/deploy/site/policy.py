@@ -18,8 +18,8 @@ from typing import Any, get_args, get_type_hints
 
 from polysite.algorithms.base import Kind
 from polysite.costs.model import Demand
-from polysite.deploy.protocol import RequestKind
-from polysite.errors import ConfigError, nearest, shown
+from polysite.engines.messages import Kind as RequestKind
+from polysite.errors import ConfigError, PolysiteError, nearest, shown
 from polysite.foreign import read_toml, without_removed
 from polysite.heterogeneity.bounds import PrivateSums
 
@@ -122,6 +122,16 @@ epsilon = 0.0
 # probability with which that epsilon may be exceeded; below one over the number of patients
 delta = 1e-5
 """
+
+
+class Refusal(PolysiteError):
+    """A request that this hospital does not do; the sentence is sent to the coordinator."""
+
+
+def obey(reason: str | None) -> None:
+    """Refuse for a reason of the policy, if there is one."""
+    if reason:
+        raise Refusal(reason)
 
 
 @dataclass(frozen=True)

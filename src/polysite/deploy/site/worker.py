@@ -33,12 +33,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from polysite import assessment, config
+from polysite import config
 from polysite.algorithms import names_of
 from polysite.algorithms.base import facts
 from polysite.buffers import Buffer
@@ -46,16 +46,8 @@ from polysite.data.case import SPLITS
 from polysite.data.sources import Phantom, PhantomClasses, Source
 from polysite.deploy.identity import difference
 from polysite.deploy.project import SiteConfig
-from polysite.deploy.protocol import (
-    Digests,
-    Greeting,
-    Measured,
-    Request,
-    Scored,
-    Trained,
-    model_digest,
-)
-from polysite.deploy.site.agreement import Agreed, Agreements, Refusal, counted_as, leaves_of, obey
+from polysite.deploy.protocol import effort_header, greeting_header, measures_header, parse_request, scores_header
+from polysite.deploy.site.agreement import Agreed, Agreements, counted_as, leaves_of
 from polysite.deploy.site.ledger import Ledger
 from polysite.deploy.site.limits import (
     TimeIsUp,
@@ -63,23 +55,43 @@ from polysite.deploy.site.limits import (
     time_limit,
 )
 from polysite.deploy.site.masked_sums import MaskedSums
-from polysite.deploy.site.policy import GIGABYTE, Intent, SitePolicy
+from polysite.deploy.site.policy import GIGABYTE, Intent, Refusal, SitePolicy, obey
 from polysite.deploy.site.privacy_budget import PrivacyBudget, for_patients
 from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import Studies
 from polysite.deploy.site.withdrawn import why_left
 from polysite.engines import checkpoint, site_memory
-from polysite.engines.noise import noise_steps
+from polysite.engines.messages import (
+    Asked,
+    Assess,
+    Begin,
+    Begun,
+    Examine,
+    Greeting,
+    HostRequest,
+    Join,
+    MaskTaken,
+    MaskTurn,
+    Measured,
+    Models,
+    Refused,
+    Request,
+    Response,
+    Score,
+    Scored,
+    Serve,
+    Train,
+    Trained,
+)
+from polysite.engines.noise import release_of
 from polysite.engines.run_folder import file_name
-from polysite.engines.secure.member import Mask
 from polysite.engines.site_memory import Memory
-from polysite.engines.site_turn import Turn, take_turn
+from polysite.engines.site_turn import Turn
 from polysite.errors import ConfigError, PayloadError, PolysiteError, RunError, shown
-from polysite.payload import Payload, decode, encode, pack, plain
-from polysite.privacy import Private, Release
-from polysite.site import Cases, Fit
+from polysite.payload import Payload, encode, model_digest, pack, plain
+from polysite.privacy import Release
+from polysite.site import Fit
 from polysite.storage import private_folder, set_aside, write_file
-from polysite.training.torch_site import TorchSite
 from polysite.tree import Tree
 
 log = logging.getLogger("polysite")
@@ -222,14 +234,15 @@ class Worker:
 
     def _answer(self, header: Mapping[str, Any], body: Buffer) -> Leaving:
         """Return the response to a request, or refuse it when it takes longer than the policy allows."""
-        request = Request.parse(header, body)
-        obey(why_left(self.site.state, self.agreements.folder(request.study)))
-        late = self.agreements.folder(request.study) / "late.count"
+        study, request = parse_request(header, body)
+        folder = self.agreements.folder(study)
+        obey(why_left(self.site.state, folder))
+        late = folder / "late.count"
         if late.exists() and late.stat().st_size >= MAX_LATE:
             raise Refusal(f"requests of this study took too long here: policy.toml says seconds = {self._seconds}")
         try:
             with time_limit(self.policy.seconds):
-                return self._respond(header, request)
+                return self._respond(header, study, request)
         except TimeIsUp:
             self.agreed = None  # what was interrupted may be half done
             if late.parent.is_dir():
@@ -241,43 +254,69 @@ class Worker:
     def _seconds(self) -> str:
         return f"{self.policy.seconds:g}"
 
-    def _respond(self, header: Mapping[str, Any], request: Request) -> Leaving:
-        if request.kind == "hello":
+    def _respond(self, header: Mapping[str, Any], study: str, request: Request) -> Leaving:
+        if isinstance(request, Join):
             odd = difference(header)
             if odd:
                 raise Refusal(odd)
-            return self._hello(request)
-        agreed = self._find(request.study)
+            return self._hello(study, request)
+        agreed = self._find(study)
         self._allow(request, agreed)
-        answers: Mapping[str, Callable[[Agreed, Request], Leaving]] = {
-            "assess": self._assess,
-            "train": self._train,
-            "score": self._score,
-            "examine": self._examine,
-            "serve": self._serve,
-            "begin": self._begin,
-            "mask": self._mask,
-        }
-        leaving = answers[request.kind](agreed, request)
+        leaving = self._leaving(agreed, request)
         agreed.count(request.kind)  # only now: a request that failed has not used up a round
         return leaving
 
+    def _leaving(self, agreed: Agreed, request: HostRequest) -> Leaving:
+        """Return what leaves for a request that the policy allows."""
+        match request:
+            case Assess():
+                return self._assess(agreed, request)
+            case Train():
+                return self._train(agreed, request)
+        response = self._answer_of(agreed, request)
+        match request, response:
+            case Score(), Scored():
+                found = Scored({self.pseudonyms.of(case): s for case, s in response.scores.items()})
+                return Leaving(scores_header(found), fields=_listed("scores", len(found.scores), agreed, request))
+            case Examine(), Measured():
+                cases = tuple(replace(e, case=self.pseudonyms.of(e.case), prediction=None) for e in response.cases)
+                fields = _listed("all measures", len(cases), agreed, request)
+                return Leaving(measures_header(Measured(cases)), fields=fields)
+            case Serve(), Models():
+                return self._serve(agreed, request, cast(Sequence[Tree], response.models))
+            case Begin(), Begun():
+                return self._begin(agreed, request, response.start)
+            case MaskTurn(), MaskTaken(payload=answer):
+                return Leaving({}, encode(answer), dict.fromkeys(answer, "keys of a secure sum"))
+        raise Refusal(f"this hospital does not answer {request.kind}")
+
+    def _answer_of(self, agreed: Agreed, request: HostRequest) -> Response:
+        """Return what the host answers, with this hospital's memory; raise what it refuses."""
+        self._catch_up(agreed, request.before if isinstance(request, Begin) else request.phase)
+        if isinstance(request, Score | Examine) and not request.split:
+            raise Refusal("models are scored on validation and test cases only")
+        memory = Payload() if isinstance(request, MaskTurn) else self._remembered(agreed, request)
+        response = agreed.host.answer(replace(request, memory=memory))
+        if isinstance(response, Refused):
+            raise Refusal(response.reason)
+        return response
+
     # agreement
 
-    def _hello(self, request: Request) -> Leaving:
-        known = self.agreements.folder(request.study) / "study.toml"
+    def _hello(self, id: str, request: Join) -> Leaving:
+        known = self.agreements.folder(id) / "study.toml"
         if known.is_file() and known.read_text() != request.config:
             raise Refusal("this study was agreed to with other settings; another one needs another name")
-        if self.agreed is None or self.agreed.id != request.study:
+        if self.agreed is None or self.agreed.id != id:
             if not known.exists():
                 obey(self.policy.refuse(Intent("hello", studies=self.agreements.new_studies()), self.now()))
             self.agreed = None  # releases the memory before more is taken
-            self.agreed = self._agree(request.study, request.config)
+            self.agreed = self._agree(id, request.config)
         revealed = "count" in self.policy.kinds  # otherwise only whether there are any
         counts = {k: len(self.agreed.splits[k]) if revealed else min(len(self.agreed.splits[k]), 1) for k in SPLITS}
         left = max(0, self.policy.studies - self.agreements.new_studies())
         names = {k: [case.name for case in self.agreed.splits[k]] for k in SPLITS}
-        listed = self.pseudonyms.list_digest(request.study, names)
+        listed = self.pseudonyms.list_digest(id, names)
         policy = self.policy
         study = self.agreed.study
         promised = study.train.private.on or study.run.secure.on
@@ -285,7 +324,7 @@ class Worker:
         greeting = Greeting(counts, policy.case_scores, may_assess, *_machine(), studies=left, listed=listed)
         texts = dict.fromkeys(("torch and device", "policy", "keyed digest of the list of cases"), "text")
         fields = {**{k: f"count, {n}" for k, n in counts.items()}, **texts}
-        return Leaving(greeting.header(), fields=fields)
+        return Leaving(greeting_header(greeting), fields=fields)
 
     def _find(self, id: str) -> Agreed:
         """Return the study that is asked for; after a restart, from disk."""
@@ -306,27 +345,29 @@ class Worker:
             most = f"{self.policy.disk:g}"
             raise Refusal(f"the files of this study take too much space here: policy.toml says disk = {most}")
 
-    def _allow(self, request: Request, agreed: Agreed) -> None:
+    def _allow(self, request: HostRequest, agreed: Agreed) -> None:
         """Ask the policy about a request, with the rounds as this hospital counts them."""
-        phases = range(len(agreed.phases))
-        if request.phase not in phases or request.before not in phases:
-            raise Refusal(f"the study has no phase {max(request.phase, request.before) + 1}")
-        assess, algorithm = agreed.study.assess, agreed.phases[request.phase][0]
-        splits = SPLITS if request.kind == "assess" and assess.cases == "all" else SPLITS[:1]
-        leaves = {"assess": leaves_of(assess), "train": leaves_of(algorithm)}.get(request.kind, {})
-        for name in ("assess",) if request.kind == "assess" else names_of(algorithm):
+        phases = agreed.host.phases
+        asked = max(request.phase, request.before if isinstance(request, Begin) else 0)
+        if not 0 <= asked < len(phases) or request.phase < 0:
+            raise Refusal(f"the study has no phase {asked + 1}")
+        assess, algorithm = agreed.study.assess, phases[request.phase].algorithm
+        describes = isinstance(request, Assess)
+        splits = SPLITS if describes and assess.cases == "all" else SPLITS[:1]
+        leaves = leaves_of(assess if describes else algorithm) if isinstance(request, Assess | Train) else {}
+        for name in ("assess",) if describes else names_of(algorithm):
             intent = Intent(
                 kind=request.kind,
                 algorithm=name,
                 round=max(request.round, agreed.done(request.kind) // REPEATED.get(counted_as(request.kind), 2)),
                 cases=sum(len(agreed.volumes[split]) for split in splits),
                 leaves=leaves,
-                case_scores=request.kind in ("score", "examine"),
+                case_scores=isinstance(request, Score | Examine),
                 noise=assess.private,
             )
             obey(self.policy.refuse(intent, self.now()))
 
-    def _assess(self, agreed: Agreed, request: Request) -> Leaving:
+    def _assess(self, agreed: Agreed, request: Assess) -> Leaving:
         algorithm: Any = agreed.study.assess
         if (agreed.study.train.private.on or agreed.study.run.secure.on) and not algorithm.private.on:
             raise Refusal(
@@ -335,103 +376,65 @@ class Worker:
             )
         if algorithm.release:  # before any case is opened
             obey(self.budget.refuse(self.policy.epsilon, self.policy.delta, [algorithm.release]))
-        engine = assessment.assessed_sites(agreed.study, dealt={self.site.name: agreed.volumes})
-        site: Any = engine.sites[self.site.name]
-        site.unpredictable = True  # the coordinator knows the seed
-        turn = take_turn(algorithm, decode(request.body), Payload(), site, noise_steps(algorithm, Private(), site))
-        leaving = self._leaving(turn, len(agreed.volumes["train"]))
-        self._spend(request, algorithm.private.on, turn.releases)
+        turn = self._turn(agreed, request)
+        leaving = self._reply(turn, len(agreed.volumes["train"]))
+        self._spend(agreed, request, algorithm.private.on, turn.releases)
         return leaving
 
-    def _train(self, agreed: Agreed, request: Request) -> Leaving:
-        algorithm, site = agreed.phases[request.phase][0], self._at(agreed, request.phase, request.round)
-        if not site.size:
+    def _turn(self, agreed: Agreed, request: Assess | Train) -> Turn:
+        response = self._answer_of(agreed, request)
+        if not isinstance(response, Trained) or response.turn is None:
+            raise Refusal(f"this hospital does not answer {request.kind}")
+        return response.turn
+
+    def _train(self, agreed: Agreed, request: Train) -> Leaving:
+        phase = agreed.host.phases[request.phase]
+        algorithm, private = phase.algorithm, phase.private
+        if not phase.site.size:
             raise Refusal("it has no training cases")
-        phase = config.phases(agreed.study)[request.phase]
-        plan, private = phase.run, phase.train.private
-        sums = self._sums(agreed) if plan.secure.on and algorithm.reply else None
-        masks = (Mask(sums.joined(request), plan.secure.fraction),) if sums else ()
+        sums = MaskedSums(agreed.folder, self.site, self.policy) if phase.masked else None
+        if sums:
+            sums.joined(request)
         kept = sums.kept_reply(request) if sums else None
         if kept:  # the request comes again, after a restart of this process
             return Leaving(kept[0], kept[2], kept[1])
         if private.on:
             obey(self.budget.refuse(self.policy.epsilon, self.policy.delta))
-        got = decode(request.body).each(site.lift)
-        noise = noise_steps(algorithm, private, site, got, sums.joined(request) if sums else None)
-        if private.unit == "patient" and noise:  # sums of statistics: before anything is computed
-            obey(self.budget.refuse(self.policy.epsilon, self.policy.delta, [step.release for step in noise]))
-        steps = (*noise, *plan.outgoing, *masks)
-        turn = take_turn(algorithm, got, self._remembered(agreed, request, site), site, steps)
+        release = release_of(algorithm, request.payload)
+        if private.unit == "patient" and release:  # sums of statistics: before anything is computed
+            obey(self.budget.refuse(self.policy.epsilon, self.policy.delta, [release]))
+        turn = self._turn(agreed, request)
         behind = _cases_behind(turn.fits, agreed)
         hidden = facts(algorithm).cost_split == "validation" and not self.policy.case_scores
         # where no score of a single case may leave, a cost of validation cases must not stand for one case either
-        leaving = self._leaving(turn, behind, {"cost": len(agreed.volumes["validation"]) if hidden else behind})
+        leaving = self._reply(turn, behind, {"cost": len(agreed.volumes["validation"]) if hidden else behind})
         # counts of an algorithm with noise on its sums are of validation cases, or public
         counted = facts(algorithm).noisy_sums and set(turn.reply) <= {"counts", "weight"}
         if turn.reply and not counted:
-            self._spend(request, private.on, for_patients(private, turn.releases))
+            self._spend(agreed, request, private.on, for_patients(private, turn.releases))
         self._remember(agreed, request, turn.memory)
         told = behind >= self.policy.fewest and {"cost", "number"} <= set(self.policy.kinds)
         if told and (turn.fits or turn.releases):
-            header = {**leaving.header, **Trained(_together(turn.fits), releases=turn.releases).header()}
+            effort = effort_header(Trained(fits=_together(turn.fits), releases=turn.releases))
             what = "steps, learning rates, noise" if turn.releases else "loss, steps, learning rates"
             fields = {**leaving.fields, what: "cost and number"}
-            leaving = replace(leaving, header=header, fields=fields)
+            leaving = replace(leaving, header={**leaving.header, **effort}, fields=fields)
         if sums:
             self._make_room(agreed, len(leaving.body))
             sums.keep_reply(request, leaving.header, leaving.fields, leaving.body)
         return leaving
 
-    def _spend(self, request: Request, promised: bool, used: Sequence[Release]) -> None:
+    def _spend(self, agreed: Agreed, request: Asked, promised: bool, used: Sequence[Release]) -> None:
         """Take a reply from the hospital's privacy budget before it leaves; refuse it if that is spent."""
         if not promised:
             return
         if not used:
             raise Refusal("the reply has no noise, and this study promises some: it does not leave")
         obey(self.budget.refuse(self.policy.epsilon, self.policy.delta, used))
-        self.budget.note(request.study, request.phase, request.round, used)
+        self.budget.note(agreed.id, request.phase, request.round, used)
 
-    def _mask(self, agreed: Agreed, request: Request) -> Leaving:
-        """Take a step of a secure sum: keys and shares leave, nothing of a case."""
-        plan = config.phases(agreed.study)[request.phase].run
-        if not plan.secure.on:
-            raise Refusal("this study has no secure sums")
-        answer = self._sums(agreed).step(request, plan.secure)
-        return Leaving({}, encode(answer), dict.fromkeys(answer, "keys of a secure sum"))
-
-    def _sums(self, agreed: Agreed) -> MaskedSums:
-        return MaskedSums(agreed.folder, self.site, self.policy)
-
-    def _score(self, agreed: Agreed, request: Request) -> Leaving:
-        site, groups = self._served(agreed, request, request.phase, self._split(request))
-        scores = {case: s for params, cases in groups for case, s in site.score(params, cases).items()}
-        header = Scored({self.pseudonyms.of(case): s for case, s in scores.items()}).header()
-        return Leaving(header, fields=self._listed("scores", len(scores), agreed, request))
-
-    def _examine(self, agreed: Agreed, request: Request) -> Leaving:
-        site, groups = self._served(agreed, request, request.phase, self._split(request))
-        examined = tuple(
-            replace(e, case=self.pseudonyms.of(e.case), prediction=None)
-            for params, cases in groups
-            for e in site.examine(params, cases, request.tolerance)
-        )
-        fields = self._listed("all measures", len(examined), agreed, request)
-        return Leaving(Measured(examined).header(), fields=fields)
-
-    @staticmethod
-    def _split(request: Request) -> str:
-        if not request.split:
-            raise Refusal("models are scored on validation and test cases only")
-        return request.split
-
-    @staticmethod
-    def _listed(what: str, count: int, agreed: Agreed, request: Request) -> dict[str, str]:
-        classes = ", with their true classes" if agreed.study.data.task == "classification" else ""
-        return {f"{what} of {count} {request.split} cases{classes}": "number, under pseudonyms"}
-
-    def _serve(self, agreed: Agreed, request: Request) -> Leaving:
-        _, groups = self._served(agreed, request, request.phase, "validation")
-        models, folder = [params for params, _ in groups], agreed.folder / "models"
+    def _serve(self, agreed: Agreed, request: Serve, models: Sequence[Tree]) -> Leaving:
+        folder = agreed.folder / "models"
         for k, model in enumerate(models if request.name else ()):
             arrays = {n: plain(v) for n, v in model.items()}
             group = f".group-{k}" if len(models) > 1 else ""
@@ -441,44 +444,32 @@ class Worker:
                 folder / f"{file_name(request.name)}{group}.safetensors",
                 lambda draft, a=arrays: draft.write_bytes(pack(a)),  # type: ignore[misc]
             )
-        digests = Digests(tuple(map(model_digest, models)))
-        return Leaving(digests.header(), fields={"digest of the model": "number"})
+        return Leaving({"digests": list(map(model_digest, models))}, fields={"digest of the model": "number"})
 
-    def _begin(self, agreed: Agreed, request: Request) -> Leaving:
-        _, groups = self._served(agreed, request, request.before, "validation")
-        models = [params for params, _ in groups]
-        if len(models) != 1:
-            raise Refusal(f"phase {request.phase + 1} starts from one model, and this site has {len(models)}")
-        start = Memory(self.site.name, "start", request.begins, Payload(model=models[0]))
+    def _begin(self, agreed: Agreed, request: Begin, model: Tree) -> Leaving:
+        start = Memory(self.site.name, "start", request.begins, Payload(model=model))
         self._make_room(agreed, 2 * start.content.nbytes)
         for file in self._start_files(agreed, request.phase):
             site_memory.save(file, start)
-        self._enter(agreed, request.phase, request.begins, models[0])
         return Leaving()
 
     # what the answers share
 
-    def _at(self, agreed: Agreed, phase: int, round: int) -> TorchSite:
-        if phase not in agreed.begun:
-            site = agreed.phases[phase][1]
-            start = self._started(agreed, phase, site)
-            self._enter(agreed, phase, start.version, start.content["model"])
-        return agreed.phases[phase][1].at(round)
-
-    @staticmethod
-    def _enter(agreed: Agreed, phase: int, begins: int, start: Tree) -> None:
-        algorithm, site = agreed.phases[phase]
-        agreed.phases[phase] = algorithm, site.begin(begins, site.lift(start))
-        agreed.begun.add(phase)
+    def _catch_up(self, agreed: Agreed, phase: int) -> None:
+        """After a restart, begin a phase again from the model that it began from."""
+        if not agreed.host.has_begun(phase):
+            start = self._started(agreed, phase)
+            agreed.host.enter(phase, start.version, start.content["model"])
 
     @staticmethod
     def _start_files(agreed: Agreed, phase: int) -> tuple[Path, Path]:
         """Return the file with the model that a phase began from, which is not sent again, and a copy of it."""
         return agreed.folder / f"phase-{phase}.safetensors", agreed.folder / f"phase-{phase}.copy.safetensors"
 
-    def _started(self, agreed: Agreed, phase: int, site: TorchSite) -> Memory:
+    def _started(self, agreed: Agreed, phase: int) -> Memory:
         """Return what a phase began from; if the file is damaged, from the copy."""
         first, copy = self._start_files(agreed, phase)
+        site = agreed.host.phases[phase].site
         try:
             return site_memory.load_any(first, site.lift)
         except checkpoint.Damaged as problem:
@@ -488,15 +479,7 @@ class Worker:
             self._note(f"the model that phase {phase + 1} began from was damaged: it goes on from the copy")
             return found
 
-    def _served(
-        self, agreed: Agreed, request: Request, phase: int, split: str
-    ) -> tuple[TorchSite, list[tuple[Tree, Cases]]]:
-        """Return the parameters that this site uses, each with the cases it uses them for."""
-        site, request = self._at(agreed, phase, request.round), replace(request, phase=phase)
-        got, memory = decode(request.body).each(site.lift), self._remembered(agreed, request, site)
-        return site, list(agreed.phases[phase][0].serve(got, memory, site, site.cases(split)))
-
-    def _leaving(self, turn: Turn, cases: int, behind: Mapping[str, int] = MappingProxyType({})) -> Leaving:
+    def _reply(self, turn: Turn, cases: int, behind: Mapping[str, int] = MappingProxyType({})) -> Leaving:
         """Return the encoded reply of a turn, if everything in it may leave.
 
         Args:
@@ -520,17 +503,18 @@ class Worker:
     def _memory_file(self, agreed: Agreed, version: int) -> Path:
         return agreed.folder / "memory" / f"round-{version:06d}.safetensors"
 
-    def _remembered(self, agreed: Agreed, request: Request, site: TorchSite) -> Payload:
+    def _remembered(self, agreed: Agreed, request: Asked) -> Payload:
         if request.version < 0:
             return Payload()
-        path, owner = self._memory_file(agreed, request.version), _owner(agreed, request.phase)
+        phase = request.before if isinstance(request, Begin) else request.phase
+        path, owner = self._memory_file(agreed, request.version), _owner(agreed, phase)
         try:
-            return site_memory.load(path, self.site.name, owner, request.version, site.lift)
+            return site_memory.load(path, self.site.name, owner, request.version, agreed.host.phases[phase].site.lift)
         except checkpoint.Damaged as problem:
             log.error("%s", problem)
-            return self._recovered(agreed, request, path, site)
+            return self._recovered(agreed, request, phase, path)
 
-    def _recovered(self, agreed: Agreed, request: Request, path: Path, site: TorchSite) -> Payload:
+    def _recovered(self, agreed: Agreed, request: Asked, phase: int, path: Path) -> Payload:
         """Return the newest sound memory before a damaged one, or an empty one, as of a site that has just joined.
 
         The damaged file is renamed. The version of a memory is the last round that counted, so an earlier one is that
@@ -542,15 +526,15 @@ class Worker:
         earlier = [version for name in names if (version := _version(name)) < request.version]
         for version in earlier:
             with suppress(RunError):  # damaged, too, or of another phase
-                owner = _owner(agreed, request.phase)
+                lift = agreed.host.phases[phase].site.lift
                 file = self._memory_file(agreed, version)
-                found = site_memory.load(file, self.site.name, owner, version, site.lift)
+                found = site_memory.load(file, self.site.name, _owner(agreed, phase), version, lift)
                 self._note(f"{what}: it goes on from that of round {version + 1}")
                 return found
         self._note(f"{what}: it goes on as if it had just joined")
         return Payload()
 
-    def _remember(self, agreed: Agreed, request: Request, content: Payload) -> None:
+    def _remember(self, agreed: Agreed, request: Train, content: Payload) -> None:
         """Write the new memory before the response leaves; delete versions that no checkpoint of the server needs."""
         memory = Memory(self.site.name, _owner(agreed, request.phase), request.round, content)
         self._make_room(agreed, content.nbytes)
@@ -573,9 +557,14 @@ def _check_state(state: Path) -> None:
         write_file(file, lambda p: p.write_text(f"{STATE_FORMAT}\n"))
 
 
+def _listed(what: str, count: int, agreed: Agreed, request: Score | Examine) -> dict[str, str]:
+    classes = ", with their true classes" if agreed.study.data.task == "classification" else ""
+    return {f"{what} of {count} {request.split} cases{classes}": "number, under pseudonyms"}
+
+
 def _owner(agreed: Agreed, phase: int) -> str:
     """Return the owner of a memory. Another phase, which might send the memory away, must not read it."""
-    return f"{'/'.join(names_of(agreed.phases[phase][0]))} in phase {phase + 1}"
+    return f"{'/'.join(names_of(agreed.host.phases[phase].algorithm))} in phase {phase + 1}"
 
 
 def _cases_behind(fits: Sequence[Fit], agreed: Agreed) -> int:

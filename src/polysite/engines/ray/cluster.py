@@ -1,14 +1,15 @@
 """The workers of a run on a Ray cluster: started, called, and replaced when a process or a node is lost.
 
-The server keeps all that a lost worker held except the cases, which are read again: a call to a lost worker is repeated
-at its replacement, or at another worker that takes over its sites.
+The server keeps all that a lost worker held except the cases, which are read again by its replacement, or by other
+workers that take over its sites.
 """
 
+import itertools
 import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ from polysite.engines.ray.worker import SiteWorker
 from polysite.engines.record import Incident, incident
 from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, PolysiteError, RunError, shown
-from polysite.payload import SiteId
+from polysite.payload import Payload, SiteId
 
 ATTEMPTS = 5  # losses of a site's worker without a result; a turn that kills its worker every time ends the run
 PATIENCE = 60.0  # seconds without an answer of a starting worker before the log says so
@@ -92,18 +93,8 @@ class Seat:
 
     place: Place
     actor: Any
-    memories: dict[tuple[int, SiteId], set[int]] = field(default_factory=dict)  # numbers of memories, by phase and site
-    starts: dict[tuple[int, SiteId], int] = field(default_factory=dict)  # number of the model a phase began from
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of a worker's method about one site. The arguments depend on what the worker has already."""
-
-    site: SiteId
-    method: str
-    arguments: Callable[[Seat], tuple[Any, ...]]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    number: int
+    memories: dict[tuple[int, SiteId], list[tuple[int, Payload]]] = field(default_factory=dict)  # by phase and site
 
 
 class Workers:
@@ -137,11 +128,12 @@ class Workers:
         if device.startswith("cuda") and not places[0].gpus:
             raise ConfigError(f"train.device = {device!r}, but no node of the Ray cluster has a GPU; use 'auto'")
         self._recipe, self._incidents = ray.put(recipe), list[Incident]()
+        self._numbers = itertools.count()
         self._losses = Counter[SiteId]()  # of every site's worker since its last result
-        self._seats: list[Seat] = []
+        self.seats: list[Seat] = []
         try:
-            self._seats = [self._start(p) for p in places]
-            loading = [(seat, seat.actor.load.remote(seat.place.sites)) for seat in self._seats]
+            self.seats = [self._start(p) for p in places]
+            loading = [(seat, seat.actor.load.remote(seat.place.sites)) for seat in self.seats]
             for seat, job in loading:
                 self._loaded(seat, job, watch)
         except BaseException:
@@ -150,7 +142,7 @@ class Workers:
 
     def __str__(self) -> str:
         """Return a sentence for the log."""
-        places = [seat.place for seat in self._seats]
+        places = [seat.place for seat in self.seats]
         each = f"{places[0].gpus:g} of a GPU" if places[0].gpus else _counted(self._threads, "thread")
         where = _counted(len({p.node for p in places}), "node")
         inside = "; ".join(", ".join(p.sites) for p in places)
@@ -158,9 +150,9 @@ class Workers:
 
     def close(self) -> None:
         """End all workers."""
-        for seat in self._seats:
+        for seat in self.seats:
             _ray().kill(seat.actor)
-        self._seats = []
+        self.seats = []
 
     def incidents(self) -> list[Incident]:
         """Return the incidents since the last call."""
@@ -171,27 +163,28 @@ class Workers:
         """Store a value that several calls use; it crosses to every node once."""
         return _ray().put(value)
 
-    def results(self, calls: Sequence[Call]) -> Iterator[Any]:
-        """Make all calls at once and yield their results in order; calls to lost workers are repeated."""
-        pending = {k: self._submit(call) for k, call in enumerate(calls)}
-        for k, call in enumerate(calls):
-            while True:
-                seat, job = pending[k]
-                try:
-                    value = _get(job)
-                    break
-                except LostWorker as problem:
-                    self._replace(seat, str(problem))
-                    for j, (other, _) in list(pending.items()):
-                        if other is seat:
-                            pending[j] = self._submit(calls[j])
-            del pending[k], job
-            self._losses[call.site] = 0
-            yield value
+    def seat(self, site: SiteId) -> Seat:
+        """Return the worker of a site."""
+        return next(s for s in self.seats if site in s.place.sites)
 
-    def _submit(self, call: Call) -> tuple[Seat, Any]:
-        seat = next(s for s in self._seats if call.site in s.place.sites)
-        return seat, getattr(seat.actor, call.method).remote(*call.arguments(seat), **call.options)
+    def result(self, site: SiteId, seat: Seat, job: Any) -> Any:
+        """Return the result of a call about a site; a lost worker is replaced, and LostWorker is raised."""
+        try:
+            value = _get(job)
+        except LostWorker as problem:
+            self._replace(seat, str(problem))
+            raise
+        self._losses[site] = 0
+        return value
+
+    def ask(self, site: SiteId, method: str, *given: Any) -> Any:
+        """Return the result of a method about a site, again from its next worker if one is lost."""
+        while True:
+            seat = self.seat(site)
+            try:
+                return self.result(site, seat, getattr(seat.actor, method).remote(site, *given))
+            except LostWorker:
+                continue
 
     def _start(self, where: Place) -> Seat:
         """Start a worker on its node."""
@@ -204,7 +197,8 @@ class Workers:
         )
         environ = {name: os.environ[name] for name in HERE if name in os.environ}
         device = "cuda" if where.gpus else "cpu"
-        return Seat(where, actor.remote(self._opener, self._recipe, device, self._threads, environ))
+        made = actor.remote(self._opener, self._recipe, device, self._threads, environ)
+        return Seat(where, made, next(self._numbers))
 
     def _loaded(self, seat: Seat, job: Any, watch: Watch = Watch()) -> None:
         """Wait until a worker has loaded its sites; a worker that is lost meanwhile is replaced."""
@@ -221,21 +215,21 @@ class Workers:
 
     def _replace(self, lost: Seat, reason: str) -> None:
         """Start a lost worker again where there is room, or give its sites to the other workers."""
-        if lost not in self._seats:
+        if lost not in self.seats:
             return None
         _ray().kill(lost.actor)
-        self._seats.remove(lost)
+        self.seats.remove(lost)
         self._count(lost.place.sites)
-        sites, node = ", ".join(lost.place.sites), find_room(nodes(), [s.place for s in self._seats], lost.place)
+        sites, node = ", ".join(lost.place.sites), find_room(nodes(), [s.place for s in self.seats], lost.place)
         how = "loaded again" if node else "given to the other workers"
         what = f"the worker of {sites} was lost and its sites are {how}: {reason}"
         log.warning(what)
         self._incidents.append(incident(what))
         if node:
             seat = self._start(replace(lost.place, node=node))
-            self._seats.append(seat)
+            self.seats.append(seat)
             return self._loaded(seat, seat.actor.load.remote(seat.place.sites))
-        if not self._seats:
+        if not self.seats:
             raise RunError(
                 "no node of the Ray cluster is left; nothing that was finished is lost: resume the run on another one"
             )
@@ -253,10 +247,10 @@ class Workers:
 
     def _give(self, sites: Sequence[SiteId]) -> None:
         """Have the workers that are left load these sites, too."""
-        loads = {str(k): sum(self._sizes[i] for i in s.place.sites) for k, s in enumerate(self._seats)}
+        loads = {str(k): sum(self._sizes[i] for i in s.place.sites) for k, s in enumerate(self.seats)}
         shared = spread({i: self._sizes[i] for i in sites}, loads)
         jobs = []
-        for k, seat in enumerate(list(self._seats)):
+        for k, seat in enumerate(list(self.seats)):
             if more := shared[str(k)]:
                 seat.place = replace(seat.place, sites=(*seat.place.sites, *more))
                 jobs.append((seat, seat.actor.load.remote(more)))

@@ -1,42 +1,24 @@
-"""The site's half of the Ray engine: one process that holds several sites, their network and their memories.
+"""A worker process of the Ray engine: it has the hosts of several sites, which share a network.
 
-Models arrive and leave as plain arrays. A memory has a number: the server names the one that a turn begins with, and
-sends it along only if this worker does not have it, as after the loss of another worker. A repeated turn therefore
-begins where the first one began.
+Payloads and models arrive and leave as plain arrays. A memory has a number: the server names the one that a turn begins
+with, and sends it along only if this worker does not have it.
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from typing import Any, Protocol
 
-from polysite.algorithms.base import Algorithm
-from polysite.engines.site_turn import OutgoingStep, take_turn
+from polysite.engines.host import SiteHost
+from polysite.engines.messages import Begin, Begun, HostRequest, MaskTaken, Measured, Models, Response, Trained
 from polysite.payload import Payload, SiteId, plain
-from polysite.site import Cases, CaseScore, Examined, Site
+from polysite.site import Cases
 from polysite.tree import Tree
 
 Packed = dict[str, Any]  # fields of a payload: numbers, or arrays by name
-Start = tuple[int, Tree]  # first round of a phase and the model that it starts from
-Group = tuple[str | Tree, Cases]  # a model, or the field of the payload that is the model, and its cases
 NOTHING = 0  # number of the empty memory
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """Where a call to a site belongs: phase, site and round, and the number of the memory that the site has."""
-
-    phase: int
-    name: SiteId
-    round: int
-    number: int
-
-    @property
-    def place(self) -> tuple[int, SiteId]:
-        """Phase and site, by which a worker keeps sites and memories."""
-        return self.phase, self.name
 
 
 class Holding(Protocol):
@@ -46,16 +28,16 @@ class Holding(Protocol):
         """Load the cases of more sites."""
         ...
 
-    def phase(self, index: int) -> tuple[Algorithm[Any], Sequence[OutgoingStep]]:
-        """Return the algorithm and the outgoing steps of a phase."""
-        ...
-
-    def site(self, index: int, name: SiteId) -> Site:
-        """Return a site with the settings of a phase."""
+    def host(self, name: SiteId) -> SiteHost:
+        """Return the host of a site."""
         ...
 
     def describe(self, name: SiteId) -> Mapping[str, Any]:
         """Return facts about a site's cases as plain values."""
+        ...
+
+    def radiomics(self, name: SiteId, cases: Cases, bin_width: float) -> Any:
+        """Return the radiomic features of cases, one row per case."""
         ...
 
     def shares(self, name: SiteId, case: str) -> Any:
@@ -65,11 +47,16 @@ class Holding(Protocol):
 
 def pack(payload: Payload) -> Packed:
     """Return a payload as plain arrays and numbers."""
-    return {k: v if isinstance(v, float) else {n: plain(x) for n, x in v.items()} for k, v in payload.items()}
+    return {k: v if isinstance(v, float) else packed(v) for k, v in payload.items()}
+
+
+def packed(params: Tree) -> Tree:
+    """Return a model as plain arrays."""
+    return {name: plain(x) for name, x in params.items()}
 
 
 class SiteWorker:
-    """Turns and scores of several sites, one at a time.
+    """Hosts of several sites, which answer one at a time.
 
     Args:
         opener: Function that opens a recipe, as ``module:function``; it returns a ``Holding``.
@@ -88,7 +75,7 @@ class SiteWorker:
 
         torch.set_num_threads(threads)
         self._opener, self._recipe, self._device = opener, recipe, device
-        self._begun: dict[tuple[int, SiteId], Site] = {}
+        self._hosts: dict[SiteId, SiteHost] = {}
         self._memories: dict[tuple[int, SiteId], dict[int, Packed]] = {}
 
     def load(self, names: Sequence[SiteId]) -> dict[SiteId, Mapping[str, Any]]:
@@ -96,76 +83,43 @@ class SiteWorker:
         self._holding.load(names)  # errors of the constructor would reach the server without their kind
         return {name: self._holding.describe(name) for name in names}
 
-    def train(
+    def answer(
         self,
+        name: SiteId,
+        request: HostRequest,
         got: Packed,
         memory: Packed | None,
-        start: Start | None,
-        *,
-        at: At,
+        start: Tree | None,
+        at: int,
         new: int,
-    ) -> tuple[Packed, Packed, list[tuple[float, int, float, float]], float]:
-        """Take a site's turn; returns its reply, its new memory, the effort of every fit, and seconds."""
-        site, received, remembered = self._arrived(got, memory, start, at)
-        algorithm, steps = self._holding.phase(at.phase)
-        turn = take_turn(algorithm, received, remembered, site, steps)
-        kept = self._memories.setdefault(at.place, {})
-        fresh = pack(turn.memory)
-        self._memories[at.place] = {**{k: m for k, m in kept.items() if k == at.number}, new: fresh}
-        fits = [(f.loss, f.steps, f.lr_sum, f.reach) for f in turn.fits]
-        return pack(turn.reply), fresh, fits, turn.seconds
+    ) -> Any:
+        """Return a site's response to a request, with payloads as plain arrays.
 
-    def score(
-        self,
-        got: Packed,
-        memory: Packed | None,
-        start: Start | None,
-        *,
-        at: At,
-        split: str,
-    ) -> dict[str, Packed]:
-        """Return the scores of a site's own cases with the model that it is served."""
-        site, received, remembered = self._arrived(got, memory, start, at)
-        groups = self._holding.phase(at.phase)[0].serve(received, remembered, site, site.cases(split))
-        return {case: _score(s) for params, cases in groups for case, s in site.score(params, cases).items()}
-
-    def serve(
-        self,
-        got: Packed,
-        memory: Packed | None,
-        start: Start | None,
-        *,
-        at: At,
-        cases: Sequence[Cases],
-    ) -> list[list[Group]]:
-        """Return the models that a site uses for each of these lists of cases."""
-        site, received, remembered = self._arrived(got, memory, start, at)
-        algorithm, _ = self._holding.phase(at.phase)
-        sendable = _once(lambda params: _field_of(received, params) or _packed(params))
-        served = (algorithm.serve(received, remembered, site, each) for each in cases)
-        return [[(sendable(params), group) for params, group in each] for each in served]
-
-    def examine(
-        self,
-        got: Packed,
-        memory: Packed | None,
-        start: Start | None,
-        *,
-        at: At,
-        split: str,
-        tolerance: float,
-    ) -> list[Packed]:
-        """Return all measures of a site's own cases with the model that it is served."""
-        site, received, remembered = self._arrived(got, memory, start, at)
-        groups = self._holding.phase(at.phase)[0].serve(received, remembered, site, site.cases(split))
-        return [_examined(e, True) for params, cases in groups for e in site.examine(params, cases, tolerance)]
-
-    def examine_model(
-        self, model: Tree, cases: Cases, tolerance: float, pictures: bool, phase: int, name: SiteId, round: int
-    ) -> list[Packed]:
-        """Return all measures of a site's cases with a given model."""
-        site = self._site(phase, name).at(round)
-        return [_examined(e, pictures) for e in site.examine(site.lift(model), cases, tolerance)]
+        Args:
+            name: The site.
+            request: The request, without its payload, memory and start.
+            got: The payload.
+            memory: The memory; None if it is here.
+            start: The model that a phase begins from.
+            at: Number of the memory.
+            new: Number that a new memory gets.
+        """
+        if name not in self._hosts:
+            self._hosts[name] = self._holding.host(name)
+        host, known = self._hosts[name], self._memories.setdefault((request.phase, name), {})
+        if memory is not None:
+            known[at] = memory
+        payload = Payload(**got).each(host.phases[request.phase].site.lift)
+        request = replace(request, payload=payload, memory=Payload(**known[at]) if at != NOTHING else None)
+        if isinstance(request, Begin):
+            request = replace(request, start=start)
+        response = host.answer(request)
+        if isinstance(response, Trained) and response.turn is not None:
+            fresh = pack(response.turn.memory)
+            self._memories[request.phase, name] = {**{k: m for k, m in known.items() if k == at}, new: fresh}
+            fits = tuple(replace(fit, params={}, twin={}, personal={}) for fit in response.fits)
+            return "trained", pack(response.payload), fits, response.seconds, response.releases, fresh
+        return _sendable(response, payload)
 
     @cached_property
     def _holding(self) -> Holding:
@@ -175,39 +129,27 @@ class SiteWorker:
 
     def radiomics(self, name: SiteId, cases: Cases, bin_width: float) -> Any:
         """Return the radiomic features of cases, one row per case."""
-        return self._holding.site(0, name).radiomics(cases, bin_width)
+        return self._holding.radiomics(name, cases, bin_width)
 
     def shares(self, name: SiteId, case: str) -> Any:
         """Return the shares of the labels in a case."""
         return self._holding.shares(name, case)
 
-    def _arrived(
-        self,
-        got: Packed,
-        memory: Packed | None,
-        start: Start | None,
-        at: At,
-    ) -> tuple[Site, Payload, Payload]:
-        """Return the site in a round, the payload and the memory, both on its device."""
-        if start:
-            first, model = start
-            site = self._holding.site(*at.place)
-            self._begun[at.place] = site.begin(first, site.lift(model))
-        known = self._memories.setdefault(at.place, {})
-        if memory is not None:
-            known[at.number] = memory
-        site = self._site(*at.place).at(at.round)
-        remembered = Payload() if at.number == NOTHING else Payload(**known[at.number])
-        return site, Payload(**got).each(site.lift), remembered.each(site.lift)
 
-    def _site(self, phase: int, name: SiteId) -> Site:
-        if (phase, name) not in self._begun:
-            self._begun[phase, name] = self._holding.site(phase, name)
-        return self._begun[phase, name]
-
-
-def _packed(params: Tree) -> Tree:
-    return {name: plain(x) for name, x in params.items()}
+def _sendable(response: Response, got: Payload) -> Any:
+    """Return a response as values that Ray can send: a model that arrived in the payload as the name of its field."""
+    match response:
+        case MaskTaken():
+            return "mask", pack(response.payload)
+        case Begun():
+            return Begun()
+        case Measured():
+            cases = (e if e.prediction is None else replace(e, prediction=plain(e.prediction)) for e in response.cases)
+            return Measured(tuple(cases))
+        case Models():
+            sendable = _once(lambda params: _field_of(got, params) or packed(params))
+            return Models(tuple(sendable(m) for m in response.models if not isinstance(m, str)), response.groups)
+    return response
 
 
 def _once(f: Callable[[Tree], str | Tree]) -> Callable[[Tree], str | Tree]:
@@ -230,23 +172,3 @@ def _field_of(got: Payload, params: Tree) -> str:
         if same and all(value[k] is params[k] for k in params):
             return field
     return ""
-
-
-def _score(score: CaseScore) -> Packed:
-    return {
-        "labels": dict(score.labels),
-        "loss": score.loss,
-        "predicted": score.predicted,
-        "true": score.true,
-        "counts": dict(score.counts),
-    }
-
-
-def _examined(e: Examined, picture: bool) -> Packed:
-    return {
-        "case": e.case,
-        "score": _score(e.score),
-        "measures": {label: dict(values) for label, values in e.measures.items()},
-        "prediction": plain(e.prediction) if picture and e.prediction is not None else None,
-        "unit": e.unit,
-    }
