@@ -197,13 +197,13 @@ class Run:
         chosen = config.build(settings(given, seed, {}))
         engine = study.simulator(chosen)
         if target is not None:
-            noise = noise_for(target, chosen, engine.sites)
+            noise = noise_for(target, chosen, engine.known)
             chosen = config.build(settings(given, seed, {"unit": "patient", "clip": given.clip, "noise": noise}))
             engine = study.simulator(chosen)
         start = study.initial_params(chosen)
-        self.study, self.sites, self.start, self.seed = chosen, engine.sites, start, seed
+        self.study, self.sites, self.start, self.seed = chosen, engine.known, start, seed
         self.prepared = time.perf_counter() - began
-        spent: dict[str, list] = {i: [] for i in engine.sites}
+        spent: dict[str, list] = {i: [] for i in engine.known}
         self.earlier, self.steps = start, 0
         for r in run_rounds(chosen.algorithm, engine, start, chosen.run, seed):
             for site, reply in r.replies.items():

@@ -17,13 +17,13 @@ from polysite.config import dump, parse
 from polysite.deploy import project as projects
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.coordinator.posted import Envelope
-from polysite.engines.sites import Deadlines
 from polysite.deploy.identity import identity
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.protocol import PROTOCOL
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.worker import Worker
 from polysite.engines import checkpoint
+from polysite.engines.sites import Deadlines
 
 NAMES = ("a", "b", "c")
 TRAINING = """
@@ -256,7 +256,7 @@ def ask(host, kind, body=b"", study="s", **header):
 
 def start_of(host):
     """The parameters that a study begins with, at a worker that agreed to it."""
-    return {k: v.numpy() for k, v in host.agreed.phases[0][1].start.items()}
+    return {k: v.numpy() for k, v in host.agreed.host.phases[0].site.start.items()}
 
 
 def go(tmp_path, chosen, wire, name="deployed", names=NAMES, **more):

@@ -5,10 +5,10 @@ import json
 import pickle
 from types import SimpleNamespace
 
-from polysite.engines.ray import cluster
-from polysite.engines.ray.cluster import Workers
 from polysite.engines.host import HostPhase, SiteHost
 from polysite.engines.phase_sites import PhaseSites
+from polysite.engines.ray import cluster
+from polysite.engines.ray.cluster import Workers
 from polysite.engines.ray.wire import RayWire
 from polysite.engines.sites import Sites
 from table import CASES, arrays, sites

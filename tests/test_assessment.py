@@ -126,7 +126,7 @@ def test_what_an_assessment_leaves_behind(tmp_path):
     for file in files:
         ready = config.load(done.folder / "strategies" / file)
         assert ready.data == DRAWN.data and ready.seed == 0 and not ready.run.pooled
-    hosts = assessment.assessed_sites(DRAWN).sites
+    hosts = assessment.assessed_sites(DRAWN).known
     cases = {s: FAST.vectors(hosts[s].features("embedding")["embedding"]) for s in hosts}
     again = random_case_angles(cases, DRAWN.seed)
     assert all((again[n] == m).all() for n, m in done.assessment.case_angles.items())
@@ -185,7 +185,7 @@ def test_files_are_described_once_and_as_drawn_cases(scans, tmp_path, monkeypatc
 
 def test_another_preparation_or_encoder_is_described_anew(scans, monkeypatch):
     def embedded(given):
-        return assessment.assessed_sites(given).sites["north"].features("embedding")["embedding"]
+        return assessment.assessed_sites(given).known["north"].features("embedding")["embedding"]
 
     first = embedded(of(scans))
     assert not np.allclose(first, embedded(of(scans, prepare=Prepare(normalise="all"))))
@@ -196,13 +196,13 @@ def test_another_preparation_or_encoder_is_described_anew(scans, monkeypatch):
 
 
 def test_a_damaged_description_is_made_again(scans):
-    first = assessment.assessed_sites(of(scans)).sites["north"].features("metadata")
+    first = assessment.assessed_sites(of(scans)).known["north"].features("metadata")
     entries = [p for p in Cache(place()).root.iterdir() if p.is_file()]
     for entry in entries:
         content = bytearray(entry.read_bytes())
         content[-9] ^= 0xFF
         entry.write_bytes(content)
-    again = assessment.assessed_sites(of(scans)).sites["north"].features("metadata")
+    again = assessment.assessed_sites(of(scans)).known["north"].features("metadata")
     assert all((first[k] == again[k]).all() for k in first) and len(entries) == 5
 
 
@@ -284,8 +284,8 @@ def test_slices_are_assessed_as_whole_volumes(scans):
     train = ps.Train(patch=(16, 16), device="cpu")
     cut = of(scans, slices=Slices("axial", most=2), train=train, prepare=Prepare(spacing=(2.0, 1.0, 1.0)))
     whole = of(scans, prepare=Prepare(orientation="SPL", spacing=(2.0, 1.0, 1.0)))
-    for name, host in assessment.assessed_sites(cut).sites.items():
-        other = assessment.assessed_sites(whole).sites[name]
+    for name, host in assessment.assessed_sites(cut).known.items():
+        other = assessment.assessed_sites(whole).known[name]
         assert host.size == other.size == HOSPITALS[name].cases and host.dims == 3
         for kind in ("metadata", "embedding"):
             one, two = host.features(kind), other.features(kind)

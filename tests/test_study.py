@@ -259,5 +259,5 @@ def test_a_federation_of_steps_trains_and_is_evaluated_again(tmp_path):
 def test_all_patches_of_one_case_train_a_batch_normalised_network(pictures):
     """A last batch of one case must not be too small for the statistics of the batch."""
     study = classification(pictures, train=ps.Train(patch=(16, 16), batch=7, device="cpu"))
-    site = simulator(study).sites["A"]
+    site = simulator(study).known["A"]
     assert site.fit(site.start).steps == 2

@@ -6,8 +6,8 @@ from consortium import NAMES, wanted
 from polysite import config
 from polysite.algorithms import ALGORITHMS
 from polysite.deploy.coordinator import run as coordinator
-from polysite.engines.sites import Deadlines
 from polysite.deploy.project import Project
+from polysite.engines.sites import Deadlines
 
 pytestmark = pytest.mark.slow
 DEADLINES = Deadlines(quorum=3, deadline=120, grace=30, again=1, poll=0.02)

@@ -62,7 +62,7 @@ def test_fine_tuning_first_round_and_limit(lam):
     engine.begin(0, Served(dict.fromkeys(NAMES, (START,))))
     first, *_, last = run_rounds(algorithm, engine, START, Plan(rounds=200), 0)
     for k, i in enumerate(NAMES):
-        (x,) = (p["w"] for p, _ in algorithm.serve(last.sent[i], engine.memories()[i], engine.sites[i], ()))
+        (x,) = (p["w"] for p, _ in algorithm.serve(last.sent[i], engine.memories()[i], engine.known[i], ()))
         assert x == pytest.approx((A[k] * B[k] + lam * 3.0) / (A[k] + lam), rel=1e-6)
         assert first.replies[i].fits[0].params["w"] == pytest.approx(tuned(3.0, B[k], A[k], lam, K))
         assert first.sent[i].nbytes == 0 and set(first.replies[i].payload) == set(ps.FineTune.reply)

@@ -7,6 +7,7 @@ import pytest
 
 from polysite import study
 from polysite.config import parse
+from polysite.engines.messages import Models
 from polysite.engines.phases import Phase, run_phases
 from polysite.engines.plan import Plan
 from polysite.engines.ray import cluster
@@ -114,7 +115,7 @@ def test_a_model_that_many_sites_receive_is_stored_once_and_not_sent_back(monkey
     served = engine.serve(0, sent)
     assert len(stored) == 1 and served.shared is not None
     cases = [site.cases("validation") for site in sites().values()]
-    assert [group == [[("model", names)]] for group, names in zip(answers, cases, strict=True)] == [True] * 4
+    assert answers == [Models(("model",), (names,)) for names in cases]
 
 
 def test_gpus_are_given_to_workers_and_named_to_their_sites(monkeypatch):

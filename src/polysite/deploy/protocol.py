@@ -35,6 +35,7 @@ from polysite.engines.messages import (
     Serve,
     Train,
     Trained,
+    Unreadable,
     words_of,
 )
 from polysite.engines.record import scores_from_plain, scores_to_plain
@@ -42,7 +43,7 @@ from polysite.engines.secure.member import STEPS
 from polysite.errors import PayloadError, shown
 from polysite.metrics.measures import MEASURES
 from polysite.metrics.overlap import BACKGROUND
-from polysite.payload import Limits, Payload, decode, encode
+from polysite.payload import Limits, decode, encode
 from polysite.privacy import Release
 from polysite.site import CaseScore, Count, Counts, Examined, Fit
 
@@ -192,7 +193,8 @@ def effort_header(response: Trained) -> dict[str, Any]:
     return {**fits, "fit_loss": [0.0] * len(response.fits), **used}
 
 
-def _trained(header: Header, payload: Payload) -> Trained:
+def _trained(header: Header) -> Trained:
+    """Parse the effort behind a reply."""
     columns = [header.get(f"fit_{name}", []) for name in ("loss", "steps", "lr_sum", "reach")]
     if not all(isinstance(c, list) for c in columns) or len({len(c) for c in columns}) > 1:
         raise PayloadError("losses, steps and learning rates of the training are not lists of one length")
@@ -202,7 +204,7 @@ def _trained(header: Header, payload: Payload) -> Trained:
     )
     releases = _releases(header)
     fits = tuple(replace(fit, loss=math.nan) for fit in fits) if releases else fits  # it did not leave
-    return Trained(payload, fits, _number("seconds", header.get("seconds", 0.0)), releases)
+    return Trained(fits=fits, seconds=_number("seconds", header.get("seconds", 0.0)), releases=releases)
 
 
 def scores_header(response: Scored) -> dict[str, Any]:
@@ -263,7 +265,9 @@ def parse_response(
             case Join():
                 return parse_greeting(header)
             case Train() | Assess():
-                return _trained(header, decode(take(), limits))
+                return _with_payload(_trained(header), take, limits)
+            case MaskTurn():
+                return _with_payload(MaskTaken(), take, SMALL)
             case Score(split=split):
                 given = _cases(header.get("scores"), cases.get(split, 0))
                 return Scored({name: _score(name, each, subject) for name, each in given.items()})
@@ -274,12 +278,17 @@ def parse_response(
                 return _models(header)
             case Begin():
                 return Begun()
-            case MaskTurn():
-                return MaskTaken(decode(take(), SMALL))
             case _:
                 return Failed(f"no hospital answers {words_of(request)}")
     except PayloadError as problem:
         return Failed(f"its response to {words_of(request)} is not valid: {problem}")
+
+
+def _with_payload(response: Trained | MaskTaken, take: Callable[[], Buffer], limits: Limits) -> Response:
+    try:
+        return replace(response, payload=decode(take(), limits))
+    except PayloadError as problem:
+        return Unreadable(str(problem))
 
 
 def _is_number(value: Any) -> bool:

@@ -182,6 +182,13 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A site has answered with a payload that cannot be read; asking again would bring the same."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Greeting:
     """What a site reports about itself.
 
@@ -268,5 +275,5 @@ class MaskTaken:
     payload: Payload = field(default_factory=Payload, repr=False)
 
 
-Response = Refused | Failed | Greeting | Begun | Trained | Scored | Measured | Models | MaskTaken
+Response = Refused | Failed | Unreadable | Greeting | Begun | Trained | Scored | Measured | Models | MaskTaken
 Answer = tuple[SiteId, Request, Response]  # with the request that it belongs to

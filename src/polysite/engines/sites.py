@@ -24,6 +24,7 @@ from polysite.engines.messages import (
     Refused,
     Request,
     Response,
+    Unreadable,
     words_of,
 )
 from polysite.engines.record import Incident, incident
@@ -222,7 +223,10 @@ class Sites:
             else:
                 answered += 1
                 pending.pop(site)
-                yield site, response
+                if isinstance(response, Unreadable):
+                    self.note(f"its reply is refused: {response.reason}", site)
+                else:
+                    yield site, response
             del response  # before the next site computes
         for site in sorted(pending.keys() - held.keys()):
             if self.status[site].greeting_failed and not self.status[site].known:

@@ -7,7 +7,7 @@ import pytest
 
 from consortium import Inside, equal_states, go, wanted, workers
 from polysite import config, study
-from polysite.deploy.coordinator import roster
+from polysite.deploy.coordinator import run as coordinator
 from polysite.engines import jury
 from polysite.payload import Payload, decode, encode
 from polysite.report.page import build
@@ -30,7 +30,7 @@ class Reversed(Inside):
 
 @pytest.mark.parametrize("name", ["fedavg", pytest.param("scaffold", marks=pytest.mark.soak)])
 def test_with_a_guard_sites_come_to_the_bits_of_the_simulator(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(roster.secrets, "randbits", lambda bits: 0)
+    monkeypatch.setattr(coordinator.secrets, "randbits", lambda bits: 0)
     monkeypatch.setattr(jury, "FEWEST", 3)  # of which either half has one other site: too few for halves that cross
     chosen = config.vary(wanted(name), ON)
     simulated = study.train(chosen, tmp_path / "simulated", evaluate=False)

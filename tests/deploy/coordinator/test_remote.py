@@ -15,12 +15,14 @@ from rich.console import Console
 from consortium import BASE, FAST, NAMES, Fragile, Inside, Stop, go
 from polysite.config import parse
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.coordinator.roster import Roster
-from polysite.deploy.protocol import MEASURES, Failed, Greeting, Request, Subject, model_digest, parse_response
+from polysite.deploy.protocol import MEASURES, Subject, parse_greeting, parse_response
 from polysite.engines.compress import Compress
+from polysite.engines.messages import Examine, Failed, Join, Score, Serve, Train
+from polysite.engines.sites import Sites
 from polysite.engines.watch import Watch
+from polysite.engines.wire import InProcess
 from polysite.errors import PayloadError, RunError
-from polysite.payload import Payload, decode, encode
+from polysite.payload import Payload, decode, encode, model_digest
 from polysite.report import progress
 from polysite.report.runs import read
 
@@ -130,8 +132,17 @@ ODD = [
 ]
 
 
+REQUESTS = {
+    "hello": Join(),
+    "train": Train(),
+    "score": Score(split="test"),
+    "examine": Examine(split="test"),
+    "serve": Serve(),
+}
+
+
 def parsed(kind, answer, subject=Subject(LABELS)):
-    return parse_response(Request(kind, "s", split="test"), answer, HELLO, subject)
+    return parse_response(REQUESTS[kind], answer, lambda: encode(Payload()), HELLO, subject)
 
 
 @pytest.mark.parametrize("kind, lie, said", ODD)
@@ -216,13 +227,13 @@ def test_a_claimed_weight_that_is_not_the_number_of_cases_at_hello_is_refused(tm
 
 
 def test_numbers_of_cases_stay_those_of_the_first_greeting():
-    roster = Roster(Fragile({"a": Site()}), "x", "", ["a"], DEADLINES, {})
+    sites = Sites(InProcess({}), ["a"])
     for train, listed in ((5, "ab"), (5, "ab"), (4000, "cd")):
-        greeting = Greeting.parse({**HELLO, "train": train, "listed": listed})
-        roster._fix_cases("a", greeting)
-        roster.sites["a"].greeting = greeting
-    assert roster.sites["a"].cases["train"] == 5
-    first, second = (i["what"] for i in roster.incidents())
+        greeting = parse_greeting({**HELLO, "train": train, "listed": listed})
+        sites.fix_cases("a", greeting)
+        sites.status["a"].greeting = greeting
+    assert sites.status["a"].cases["train"] == 5
+    first, second = (i["what"] for i in sites.incidents())
     assert "its data have changed" in first and "reports 4000 train cases instead of 5" in second
 
 

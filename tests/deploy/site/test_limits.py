@@ -17,10 +17,11 @@ from polysite import config
 from polysite.costs.model import Demand
 from polysite.data import phantom
 from polysite.data.phantom import Hospital
-from polysite.deploy.site import agreement, worker
+from polysite.deploy.site import agreement
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import Studies, Trace
+from polysite.engines import host as host_of_a_site
 from polysite.errors import DataError
 from polysite.payload import Payload, encode
 
@@ -109,7 +110,7 @@ def test_a_request_that_takes_too_long_is_stopped_and_the_study_refused_in_the_e
     host = hospital()
     assert "train" in ask(host, "hello", config=REHEARSAL)
     host.policy = replace(host.policy, seconds=0.05)
-    monkeypatch.setattr(worker, "take_turn", lambda *_: time.sleep(30))
+    monkeypatch.setattr(host_of_a_site, "take_turn", lambda *_: time.sleep(30))
     for _ in range(3):
         host.agreed = host.agreed or host._agree("s", REHEARSAL)
         assert train(host)["refused"] == "train took too long here: policy.toml says seconds = 0.05"

@@ -11,10 +11,11 @@ import pytest
 from consortium import FAST, NAMES, Impatient, Inside, Stop, ask, go, states, wanted, worker, workers
 from polysite import assessment, config, study
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.protocol import Trained
+from polysite.deploy.protocol import Subject, effort_header, parse_response
 from polysite.deploy.site.policy import Intent, SitePolicy
 from polysite.deploy.site.privacy_budget import PrivacyBudget, for_patients
-from polysite.errors import DataError, Paused, PayloadError, RunError
+from polysite.engines.messages import Failed, Train, Trained
+from polysite.errors import DataError, Paused, RunError
 from polysite.heterogeneity.bounds import PrivateSums
 from polysite.payload import Payload, encode
 from polysite.privacy import Private, Release, epsilon
@@ -122,11 +123,15 @@ def test_noise_for_a_hospital_counts_half_for_a_patient(tmp_path):
 
 
 def test_the_coordinator_checks_what_sites_say_about_noise():
-    header = Trained((Fit({}, 1.0, 3, 0.3, 0.3),), releases=(USE,)).header()
-    assert Trained.parse(json.loads(json.dumps(header))).releases == (USE,)
+    header = effort_header(Trained(fits=(Fit({}, 1.0, 3, 0.3, 0.3),), releases=(USE,)))
+
+    def parsed(**wrong):
+        text = json.dumps({**header, **wrong})
+        return parse_response(Train(), json.loads(text), lambda: encode(Payload()), {}, Subject())
+
+    assert parsed().releases == (USE,)
     for wrong in ({"release_noise": [0.0]}, {"release_rate": []}, {"release_steps": ["x"]}, {"release_delta": 3}):
-        with pytest.raises(PayloadError):
-            Trained.parse({**header, **wrong})
+        assert isinstance(parsed(**wrong), Failed)
 
 
 def test_a_study_under_noise_has_no_assessment_without_whatever_the_policy_allows(tmp_path):

@@ -141,7 +141,7 @@ def test_steps_that_have_faded_do_not_count(hospital):
     start = agree(host, "batch = 1\nlr = 0.1\nweight_decay = 0.0\n", '[algorithm]\nname = "fedprox"\nmu = 10.0\n')
     answer, body = train(host, Payload(model=start))
     assert "too few cases" in answer["refused"] and not body and "fit_loss" not in answer
-    site = host.agreed.phases[0][1]
+    site = host.agreed.host.phases[0].site
     site._drawn = [(f"{k}",) for k in range(100)]
     found = [len(site._behind(pull)) for pull in (0.0, 0.1, 0.5, 1.0, 2.0, 3.0)]
     assert found == [100, 22, 4, 1, 100, 4]
@@ -192,7 +192,7 @@ def test_a_study_with_small_sums_is_refused_and_never_changed(hospital):
     refused = asked(host)["refused"]
     assert "algorithm.least = 3" in refused and refused.endswith("policy.toml says fewest = 3")
     assert "refused" not in asked(host, "least = 3\n")
-    algorithm = host.agreed.phases[0][0]
+    algorithm = host.agreed.host.phases[0].algorithm
     assert (algorithm.fewest, algorithm.least) == (0, 3)  # as the study says
     assert "refused" not in asked(hospital(fewest=3), "fewest = 3\nleast = 3\n")
 
@@ -201,7 +201,7 @@ def test_sums_are_of_as_many_cases_as_the_study_says_whatever_is_asked(hospital)
     """A group for every case, by axes stretched along one feature."""
     host = hospital(fewest=3)
     agree(host, "", '[algorithm]\nname = "cfft"\ncomponents = [2]\ndimensions = 3\nfewest = 3\nleast = 3\n')
-    site = host.agreed.phases[0][1]
+    site = host.agreed.host.phases[0].site
     features = site.radiomics(site.cases("train"), 0.09)
     low, high = features.min(0) - 1, features.max(0) + 1
     table, count = scaled(features, low, high), features.shape[1]
@@ -260,7 +260,7 @@ def test_an_examination_reveals_measures_under_pseudonyms_and_what_leaves_twice_
     answer, body = ask(host, "examine", start, split="test", tolerance=2.0)
     cases = json.loads(answer["measures"])
     assert not body and set(answer) == {"measures", "seconds", "left"}
-    assert cases.keys() == {host.pseudonyms.of(case) for case in host.agreed.phases[0][1].cases("test")}
+    assert cases.keys() == {host.pseudonyms.of(case) for case in host.agreed.host.phases[0].site.cases("test")}
     assert all(case.keys() == {"labels", "loss", "counts", "measures", "unit"} for case in cases.values())
     assert ask(host, "examine", start, split="test", tolerance=2.0) == (answer, body)
     first, second = ledger.check(host.ledger.path)[1:]
@@ -281,7 +281,7 @@ def test_the_state_of_a_later_version_is_refused(hospital, tmp_path):
 def test_true_classes_are_in_the_log_and_running_statistics_are_those_of_the_last_steps(hospital):
     host = hospital()
     ask(host, "hello", config=CLASSES)
-    site = host.agreed.phases[0][1]
+    site = host.agreed.host.phases[0].site
     site._drawn = [(name,) for name in "abcdefgh" for _ in range(60)]
     assert site._behind(0.0) == {"h"}
     answer, _ = ask(host, "score", encode(Payload(model=start_of(host))), split="test")
@@ -292,7 +292,7 @@ def test_true_classes_are_in_the_log_and_running_statistics_are_those_of_the_las
 def test_slices_of_a_patient_count_as_one_where_the_policy_counts(hospital):
     host = hospital(fewest=5)
     start = agree(host, "batch = 4\n", text=SLICED)
-    site = host.agreed.phases[0][1]
+    site = host.agreed.host.phases[0].site
     assert len(host.agreed.splits["train"]) == 32 and len(host.agreed.volumes["train"]) == 8
     site.train = replace(site.train, steps=1)  # four slices, of at most four patients
     assert "too few cases are behind 'model'" in train(host, Payload(model=start))[0]["refused"]

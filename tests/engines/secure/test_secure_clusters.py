@@ -100,7 +100,7 @@ def test_phantoms_have_the_same_clusters_under_secure_sums(tmp_path):
     secure = PHANTOMS % ('\nsecure.use = "on"', ", together = true")
     for name, text in (("open", PHANTOMS % ("", "")), ("secure", secure)):
         chosen = config.parse(text)
-        hospitals, (_, phase) = study.simulator(chosen).sites, config.phases(chosen)
+        hospitals, (_, phase) = study.simulator(chosen).known, config.phases(chosen)
         _, mixture = fitted(phase.algorithm, phase.run.secure, hospitals, study.initial_params(chosen))
         found[name] = Mixture.of({k: plain(v) for k, v in mixture.items()})
     rows = np.concatenate([s.radiomics(s.cases("train"), 0.09) for _, s in sorted(hospitals.items())])

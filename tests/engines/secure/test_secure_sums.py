@@ -324,7 +324,7 @@ def test_the_engine_refuses_before_any_site_trains():
     engine = Dropping(ps.Krum(f=0), five(), {})
     with pytest.raises(ConfigError, match="krum needs the reply of each site"):
         next(run_rounds(ps.Krum(f=0), engine, START, Plan(rounds=1, secure=ON), 0))
-    assert not engine.sums and not any(site.fits for site in engine.sites.values())
+    assert not engine.sums and not any(site.fits for site in engine.known.values())
     few = {i: site for i, site in five().items() if i in "ab"}
     for took, share, where in ((few, 1.0, ", and a secure sum needs 3"), (five(), 0.4, r".*run\.share")):
         with pytest.raises(ConfigError, match=f"2 sites take part in a round{where}"):
