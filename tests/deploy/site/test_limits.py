@@ -17,7 +17,7 @@ from polysite import config
 from polysite.costs.model import Demand
 from polysite.data import phantom
 from polysite.data.phantom import Hospital
-from polysite.deploy.site import agreement
+from polysite.deploy.site import agreement, worker
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import Studies, Trace
