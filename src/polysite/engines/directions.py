@@ -27,18 +27,17 @@ from polysite.payload import SiteId, plain
 from polysite.tree import Tree
 
 WIDTH = 4096  # numbers in a sketch
-BLOCK = 1 << 18  # parameters that are compared at a time
+BLOCK = 1 << 18  # parameters that are compared at a time, a multiple of 8
 FEWEST = 3  # sites that can be compared: of two that disagree, either may be wrong
 
 Sketch = NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True)
 class Signs:
     """Random signs of all parameters, drawn from a secret."""
 
-    def __init__(self, secret: int):
-        self._secret = secret
-        self._known: dict[tuple[int, int], NDArray[np.int8]] = {}
+    secret: int
 
     def measure(self, value: Tree, base: Tree) -> tuple[float, Sketch]:
         """Return the Euclidean length and the sketch of the change from ``base`` to ``value``.
@@ -48,22 +47,18 @@ class Signs:
         squares, total, at = 0.0, np.zeros(WIDTH), 0
         for place, name in enumerate(sorted(value)):
             new, old = plain(value[name]).reshape(-1), plain(base[name]).reshape(-1)
-            signs = self._of(place, new.size)
+            bits = np.frombuffer(np.random.default_rng([self.secret, place]).bytes(-(-new.size // 8)), np.uint8)
             for start in range(0, new.size, BLOCK):
                 here = slice(start, start + BLOCK)
                 change = new[here].astype(np.float64) - old[here]
                 squares += float(np.square(change).sum())
-                signed = np.zeros(-(-(at + change.size) // WIDTH) * WIDTH)
-                np.multiply(change, signs[here], out=signed[at : at + change.size])
-                total += signed.reshape(-1, WIDTH).sum(0)
+                minus = np.unpackbits(bits[start // 8 :], count=change.size).view(np.bool_)
+                np.negative(change, out=change, where=minus)
+                padded = np.zeros(-(-(at + change.size) // WIDTH) * WIDTH)
+                padded[at : at + change.size] = change
+                total += padded.reshape(-1, WIDTH).sum(0)
                 at = (at + change.size) % WIDTH
         return float(np.sqrt(squares)), total
-
-    def _of(self, place: int, size: int) -> NDArray[np.int8]:
-        if (place, size) not in self._known:
-            random = np.random.default_rng([self._secret, place])
-            self._known[place, size] = random.integers(0, 2, size, np.int8) * np.int8(2) - np.int8(1)
-        return self._known[place, size]
 
 
 @dataclass(frozen=True, slots=True)

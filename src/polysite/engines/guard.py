@@ -91,7 +91,7 @@ class RoundGuard:
             scale = scales[part] * factor
             if scale < 1:
                 name = part.removesuffix(STATISTICS)
-                fields[name] = {**fields[name], **{k: base[k] + (x - base[k]) * scale for k, x in value.items()}}
+                fields[name] = {**fields[name], **{k: _shortened(x, base[k], scale) for k, x in value.items()}}
         return Payload(**fields)
 
     def weights(self, claimed: Mapping[SiteId, float]) -> dict[SiteId, float]:
@@ -214,6 +214,14 @@ def capped(weights: Mapping[SiteId, float], cap: float) -> dict[SiteId, float]:
 
 def _with(before: tuple[SiteId, ...], sites: Iterable[SiteId]) -> tuple[SiteId, ...]:
     return tuple(sorted({*before, *sites}))
+
+
+def _shortened(x: Any, base: Any, scale: float) -> Any:
+    """Return base + scale * (x - base), in the memory of one leaf."""
+    change = x - base
+    change *= scale
+    change += base
+    return change
 
 
 def _parts(expected: Mapping[str, Kind], sent: Payload, reply: Payload) -> list[tuple[str, Tree, Tree]]:
