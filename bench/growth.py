@@ -5,8 +5,8 @@ the sent model plus seeded noise, made when it is asked for, and making it is no
 of sites runs in a process of its own, so that its peak memory is its own. Of four rounds the slower of the last two
 counts: with CFL the last is the round of a split, with pFedNet one is that of the personal parts; of FedAvg the median
 round of the fastest of three processes. ``fpfc, all`` fuses all parameters, not just the head; ``fedavg, guard`` has
-the guard of deployments, which shortens half of the changes. Memory is what the process takes beyond the network and
-the libraries.
+the guard of deployments, which shortens half of the changes. Memory is what the process takes beyond the network, the
+sites' noise and the libraries: at most, and (``held``) while the server waits for a reply.
 
     python bench/growth.py                                         4 to 400 sites (1.4 M) and 4 to 100 (22.6 M)
     python bench/growth.py --sites 4 16 --parameters 1e5           a small part
@@ -68,7 +68,7 @@ def main() -> None:
     rows += [row for path in given.earlier for row in read(path)]
     if given.table:
         with given.table.open("w", newline="") as file:
-            names = ("parameters", "sites", "method", *RATIOS, *RATIOS.values(), "models", "bytes", "why")
+            names = ("parameters", "sites", "method", *RATIOS, *RATIOS.values(), "held", "models", "bytes", "why")
             table = csv.DictWriter(file, names)
             table.writeheader()
             table.writerows(rows)
@@ -100,7 +100,9 @@ def compared(given: Any, sites: int, parameters: float, before: list[dict[str, A
             row |= {to: row[of] / reference.get(of, float("nan")) for of, to in RATIOS.items()}
             both = f"{row['ratio']:6.1f} x fedavg, {row['cpu ratio']:6.1f} x its cpu;"
             spent = f"{row['seconds']:8.3f} s {row['cpu']:8.3f} s cpu {both}"
-            found = f"{spent} {row['models']:7.1f} models, {row['bytes'] / 1e9:6.2f} GB"
+            found = (
+                f"{spent} {row['held']:7.1f} models held, {row['models']:.1f} or {row['bytes'] / 1e9:.2f} GB at most"
+            )
         else:
             found = row["why"]
         print(f"{parameters / 1e6:5.1f} M {sites:4d} sites  {method:13s} {found}", flush=True)
@@ -118,6 +120,7 @@ def expected_bytes(rows: list[dict[str, Any]], sites: int) -> float:
 def in_process(method: str, sites: int, parameters: float, limit: float, threads: int) -> dict[str, Any]:
     """Measure in a process of its own."""
     environment = {**os.environ, **{f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "OPENBLAS", "MKL")}}
+    environment["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)  # memory of arrays that are gone is given back at once
     command = [sys.executable, __file__, "--measure", method, str(sites), str(parameters)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment)
@@ -140,7 +143,7 @@ def measure(method: str, sites: int, parameters: int) -> dict[str, Any]:
 
     torch.set_grad_enabled(False)
     start, algorithm = network(parameters), chosen(method)
-    engine = Noise(algorithm, [f"{k:03d}" for k in range(sites)])
+    engine = Noise(algorithm, [f"{k:03d}" for k in range(sites)], max(len(x) for x in start.values()))
     model = sum(x.nbytes for x in start.values())
     plan = Plan(rounds=ROUNDS, guard=Guard(use="on" if method.endswith("guard") else "off", clip=1.0))
     marks = []
@@ -156,6 +159,7 @@ def measure(method: str, sites: int, parameters: int) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "cpu": cpu,
+        "held": (engine.held - before) / model,
         "models": (memory("VmHWM") - before) / model,
         "bytes": memory("VmHWM") - before,
     }
@@ -209,9 +213,11 @@ class Noise:
 
     audience, can_cross = (), True
 
-    def __init__(self, algorithm: Any, names: list[str]):
-        self.algorithm, self.names, self.making = algorithm, tuple(names), np.zeros(2)
-        self._noise: Any = None
+    def __init__(self, algorithm: Any, names: list[str], longest: int):
+        import torch
+
+        self.algorithm, self.names, self.making, self.held = algorithm, tuple(names), np.zeros(2), 0
+        self._noise = 1e-2 * torch.randn(longest + 10_000, generator=torch.Generator().manual_seed(0))
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -220,6 +226,7 @@ class Noise:
     def train(self, round: int, sent: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, payload in sent.items():
             began = now()
+            self.held = max(self.held, memory("VmRSS"))
             reply = self._reply(round, int(name), payload)
             self.making += now() - began
             yield name, reply
@@ -230,10 +237,6 @@ class Noise:
 
         from polysite.engines.transport import Reply
         from polysite.payload import Payload
-
-        if self._noise is None:
-            longest = max(len(x) for x in got["model"].values())
-            self._noise = 1e-2 * torch.randn(longest + 10_000, generator=torch.Generator().manual_seed(0))
 
         def noise(seed: int, x: Any) -> Any:
             return self._noise[seed % 10_000 :][: len(x)]  # other places of the same numbers

@@ -27,7 +27,8 @@ from polysite.payload import SiteId, plain
 from polysite.tree import Tree
 
 WIDTH = 4096  # numbers in a sketch
-BLOCK = 1 << 18  # parameters that are compared at a time, a multiple of 8
+BLOCK = 1 << 16  # parameters that are compared at a time, a multiple of 8
+SIGNS = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)  # of every byte, one for each bit
 FEWEST = 3  # sites that can be compared: of two that disagree, either may be wrong
 
 Sketch = NDArray[np.float64]
@@ -52,10 +53,9 @@ class Signs:
                 here = slice(start, start + BLOCK)
                 change = new[here].astype(np.float64) - old[here]
                 squares += float(np.square(change).sum())
-                minus = np.unpackbits(bits[start // 8 :], count=change.size).view(np.bool_)
-                np.negative(change, out=change, where=minus)
+                signs = SIGNS[bits[start // 8 : (start + BLOCK) // 8]].reshape(-1)
                 padded = np.zeros(-(-(at + change.size) // WIDTH) * WIDTH)
-                padded[at : at + change.size] = change
+                np.multiply(change, signs[: change.size], out=padded[at : at + change.size])
                 total += padded.reshape(-1, WIDTH).sum(0)
                 at = (at + change.size) % WIDTH
         return float(np.sqrt(squares)), total
