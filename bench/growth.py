@@ -4,8 +4,9 @@ A round of the server is: send, every reply checked as it arrives, merge, and th
 the sent model plus seeded noise, made when it is asked for, and making it is not counted. Every algorithm and number
 of sites runs in a process of its own, so that its peak memory is its own. Of four rounds the slower of the last two
 counts: with CFL the last is the round of a split, with pFedNet one is that of the personal parts; of FedAvg the median
-round of the fastest of three processes. ``fpfc, all`` fuses all parameters, not just the head. Memory is what the
-process takes beyond the network and the libraries.
+round of the fastest of three processes. ``fpfc, all`` fuses all parameters, not just the head; ``fedavg, guard`` has
+the guard of deployments, which shortens half of the changes. Memory is what the process takes beyond the network, the
+sites' noise and the libraries: at most, and (``held``) while the server waits for a reply.
 
     python bench/growth.py                                         4 to 400 sites (1.4 M) and 4 to 100 (22.6 M)
     python bench/growth.py --sites 4 16 --parameters 1e5           a small part
@@ -34,7 +35,7 @@ from typing import Any
 import numpy as np
 
 LARGE = {1.4e6: (4, 7, 16, 64, 128, 256, 400), 22.6e6: (4, 7, 16, 32, 64, 100)}
-METHODS = ("fedavg", "scaffold", "fedamp", "cfl", "pfednet", "fpfc", "fpfc, all")
+METHODS = ("fedavg", "fedavg, guard", "scaffold", "fedamp", "cfl", "pfednet", "fpfc", "fpfc, all")
 REPEATS = {**dict.fromkeys(METHODS, 1), "fedavg": 3}  # of a process; the fastest counts
 RATIOS = {"seconds": "ratio", "cpu": "cpu ratio"}  # column -> that of its ratio to FedAvg
 ROUNDS, HEAD = 4, 0.01  # share of the parameters in the head
@@ -67,7 +68,7 @@ def main() -> None:
     rows += [row for path in given.earlier for row in read(path)]
     if given.table:
         with given.table.open("w", newline="") as file:
-            names = ("parameters", "sites", "method", *RATIOS, *RATIOS.values(), "models", "bytes", "why")
+            names = ("parameters", "sites", "method", *RATIOS, *RATIOS.values(), "held", "models", "bytes", "why")
             table = csv.DictWriter(file, names)
             table.writeheader()
             table.writerows(rows)
@@ -99,10 +100,12 @@ def compared(given: Any, sites: int, parameters: float, before: list[dict[str, A
             row |= {to: row[of] / reference.get(of, float("nan")) for of, to in RATIOS.items()}
             both = f"{row['ratio']:6.1f} x fedavg, {row['cpu ratio']:6.1f} x its cpu;"
             spent = f"{row['seconds']:8.3f} s {row['cpu']:8.3f} s cpu {both}"
-            found = f"{spent} {row['models']:7.1f} models, {row['bytes'] / 1e9:6.2f} GB"
+            found = (
+                f"{spent} {row['held']:7.1f} models held, {row['models']:.1f} or {row['bytes'] / 1e9:.2f} GB at most"
+            )
         else:
             found = row["why"]
-        print(f"{parameters / 1e6:5.1f} M {sites:4d} sites  {method:10s} {found}", flush=True)
+        print(f"{parameters / 1e6:5.1f} M {sites:4d} sites  {method:13s} {found}", flush=True)
         yield row
 
 
@@ -117,6 +120,7 @@ def expected_bytes(rows: list[dict[str, Any]], sites: int) -> float:
 def in_process(method: str, sites: int, parameters: float, limit: float, threads: int) -> dict[str, Any]:
     """Measure in a process of its own."""
     environment = {**os.environ, **{f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "OPENBLAS", "MKL")}}
+    environment["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)  # memory of arrays that are gone is given back at once
     command = [sys.executable, __file__, "--measure", method, str(sites), str(parameters)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment)
@@ -132,18 +136,20 @@ def measure(method: str, sites: int, parameters: int) -> dict[str, Any]:
     import scipy.sparse  # noqa: F401  # loaded before anything is measured
     import torch
 
+    from polysite.engines.guard_state import Guard
     from polysite.engines.plan import Plan
     from polysite.engines.rounds import run_rounds
     from polysite.errors import ConfigError
 
     torch.set_grad_enabled(False)
     start, algorithm = network(parameters), chosen(method)
-    engine = Noise(algorithm, [f"{k:03d}" for k in range(sites)])
+    engine = Noise(algorithm, [f"{k:03d}" for k in range(sites)], max(len(x) for x in start.values()))
     model = sum(x.nbytes for x in start.values())
+    plan = Plan(rounds=ROUNDS, guard=Guard(use="on" if method.endswith("guard") else "off", clip=1.0))
     marks = []
     before = memory("VmRSS")
     try:
-        for r in run_rounds(algorithm, engine, start, Plan(rounds=ROUNDS), seed=0, keep_replies=False):
+        for r in run_rounds(algorithm, engine, start, plan, seed=0, keep_replies=False):
             marks.append(now() - engine.making)
             del r  # as in a run
     except ConfigError as refusal:
@@ -153,6 +159,7 @@ def measure(method: str, sites: int, parameters: int) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "cpu": cpu,
+        "held": (engine.held - before) / model,
         "models": (memory("VmHWM") - before) / model,
         "bytes": memory("VmHWM") - before,
     }
@@ -191,6 +198,7 @@ def chosen(method: str) -> Any:
 
     return {
         "fedavg": FedAvg(),
+        "fedavg, guard": FedAvg(),
         "scaffold": Scaffold(),
         "fedamp": FedAMP(),
         "cfl": Cfl(split_at=(ROUNDS,)),
@@ -205,9 +213,11 @@ class Noise:
 
     audience, can_cross = (), True
 
-    def __init__(self, algorithm: Any, names: list[str]):
-        self.algorithm, self.names, self.making = algorithm, tuple(names), np.zeros(2)
-        self._noise: Any = None
+    def __init__(self, algorithm: Any, names: list[str], longest: int):
+        import torch
+
+        self.algorithm, self.names, self.making, self.held = algorithm, tuple(names), np.zeros(2), 0
+        self._noise = 1e-2 * torch.randn(longest + 10_000, generator=torch.Generator().manual_seed(0))
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -216,6 +226,7 @@ class Noise:
     def train(self, round: int, sent: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, payload in sent.items():
             began = now()
+            self.held = max(self.held, memory("VmRSS"))
             reply = self._reply(round, int(name), payload)
             self.making += now() - began
             yield name, reply
@@ -226,10 +237,6 @@ class Noise:
 
         from polysite.engines.phase_sites import Reply
         from polysite.payload import Payload
-
-        if self._noise is None:
-            longest = max(len(x) for x in got["model"].values())
-            self._noise = 1e-2 * torch.randn(longest + 10_000, generator=torch.Generator().manual_seed(0))
 
         def noise(seed: int, x: Any) -> Any:
             return self._noise[seed % 10_000 :][: len(x)]  # other places of the same numbers
@@ -264,14 +271,14 @@ def memory(what: str, where: Path = MEMORY) -> int:
 
 def print_exponents(rows: list[dict[str, Any]]) -> None:
     """Print the slopes of processor seconds and memory over the number of sites, both on logarithmic scales."""
-    print("\n            exponent of seconds   of memory   largest ratio to fedavg")
+    print("\n               exponent of seconds   of memory   largest ratio to fedavg")
     for method in dict.fromkeys(r["method"] for r in rows):
         known = [r for r in rows if r["method"] == method and "seconds" in r]
         if len(known) > 1:
             sites = np.log([r["sites"] for r in known])
             slopes = [np.polyfit(sites, np.log([max(r[k], 1e-9) for r in known]), 1)[0] for k in ("cpu", "models")]
             most = max(r["ratio"] for r in known)
-            print(f"{method:10s}  {slopes[0]:19.2f} {slopes[1]:11.2f} {most:25.1f}")
+            print(f"{method:13s}  {slopes[0]:19.2f} {slopes[1]:11.2f} {most:25.1f}")
     print()
 
 

@@ -64,8 +64,7 @@ def drift(view: View, z: float = 1.5) -> Tree:
 def aware(view: View, cosine: float = COSINE) -> Tree:
     """Return a change as long as the others' and partly aligned with them, but always to the same side.
 
-    The component along the mean of the others hides the rest, which undoes what was learnt. As a juror it calls the
-    better one of two models the worse one, by as much, and claims to have learnt a lot: a ballot of the largest weight.
+    The component along the mean of the others hides the rest, which undoes what was learnt. Its scores lie, too.
     """
     rows = [view.others[i] for i in sorted(view.others)]
     usual = sorted(tree.norm(row) for row in rows)[len(rows) // 2]
@@ -133,7 +132,7 @@ class Hostile(Simulator):
     def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
         """Score models; a liar claims perfect scores of one round, and bad ones of all others.
 
-        The attacker that knows the guard lies to the jury.
+        The attacker that knows the guard calls a model as much worse than its own as it is better.
         """
         scores = dict(super().score(round, sent, split))
         for site in self.hostile & scores.keys() if split == "validation" else ():
@@ -143,16 +142,11 @@ class Hostile(Simulator):
                 claimed = CaseScore(dict.fromkeys(names, value), loss=1 - value)
                 scores[site] = {f"{site}-{k}": claimed for k in range(CLAIMED)}
             if self.attack == "aware":
-                scores[site] = self._perjury(round, site, sent[site], scores[site])
+                got = sent[site]
+                own = Payload(**{**got, "model": {**got["model"], **self.replied.get(site, {})}})
+                middle = super().score(round, {site: own}, split)[site]
+                scores[site] = {k: _mirrored(s, middle[k]) for k, s in scores[site].items()}
         return scores
-
-    def _perjury(self, round: int, site: SiteId, sent: Payload, true: Scores) -> Scores:
-        """Return scores mirrored at those of its own reply, around which a jury's models lie; a bad one for zeros."""
-        if not any(tree.norm({k: x}) for k, x in tree.trained(sent["model"]).items()):
-            return {k: replace(s, loss=s.loss + 1) for k, s in true.items()}
-        own = Payload(**{**sent, "model": {**sent["model"], **self.replied.get(site, {})}})
-        middle = super().score(round, {site: own}, "validation")[site]
-        return {k: _mirrored(s, middle[k]) for k, s in true.items()}
 
 
 def _mirrored(score: CaseScore, middle: CaseScore) -> CaseScore:

@@ -9,6 +9,7 @@ import pytest
 import safetensors.numpy
 
 from polysite.engines import checkpoint, site_memory
+from polysite.engines.guard_state import GuardState
 from polysite.engines.phases import Checkpoint
 from polysite.engines.rounds import Progress
 from polysite.engines.run_folder import RunFolder
@@ -75,6 +76,13 @@ def test_sound_values_still_pass(tmp_path):
     assert found.at.round == 3 and found.at.best_score == 0.5 and found.kept == ("a",)
     site_memory.save(path, Memory("a", "scaffold", 3, Payload(model=state)))
     assert site_memory.load(path, "a", "scaffold", 3) == Payload(model=state)
+
+
+def test_what_an_earlier_version_kept_and_this_one_does_not_is_left_out(tmp_path):
+    gone = {"tuple": [{"class": "polysite.engines.jury:Ballot", "fields": {}}]}
+    usual = {"map": [["model", {"is": 2.0}]]}
+    path = forge(tmp_path / "x.safetensors", class_of(GuardState, ballots=gone, usual=usual))
+    assert checkpoint.load(path) == GuardState(usual={"model": 2.0})
 
 
 # of one round, the same content is one file with several names

@@ -64,7 +64,9 @@ def test_a_long_change_is_shortened_to_twice_the_usual_length_and_recorded():
         assert r.guard["e"].lengths["model"] == pytest.approx(10) and r.guard["e"].longest["model"] == pytest.approx(2)
     assert [len(r.alarms) for r in rounds] == [1, 0, 0] and "10 times as long" in rounds[0].alarms[0][1]
     line = rounds[0].record(0, {}, False)
-    assert RoundRecord.from_plain(json.loads(line.to_json())).guard == line.guard and line.incidents[0]["site"] == "e"
+    plain = json.loads(line.to_json())
+    plain["guard"]["e"] |= {"harm": 0.1, "judges": 3}  # of an earlier version
+    assert RoundRecord.from_plain(plain).guard == line.guard and line.incidents[0]["site"] == "e"
 
 
 def test_running_statistics_are_limited_by_themselves():
@@ -160,10 +162,9 @@ def test_summed_replies_have_the_bits_of_held_ones_also_after_a_pause(attack, tm
     assert same(rest[-1].state, held[-1].state) and rest[-1].guard == held[-1].guard
 
 
-@pytest.mark.parametrize(("wrong", "sentence"), [({"clip": 0.5}, "between 1 and 1e"), ({"jury": -1}, "jury = -1")])
-def test_the_settings_are_checked(wrong, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        Guard(**wrong)
+def test_the_settings_are_checked():
+    with pytest.raises(ConfigError, match="between 1 and 1e"):
+        Guard(clip=0.5)
 
 
 # the best round is chosen by voices

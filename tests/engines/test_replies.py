@@ -102,7 +102,8 @@ def test_what_was_not_expected_is_summed_in_a_second_pass(algorithm, engine, rep
     agree(algorithm, engine, repeats)
 
 
-def test_no_reply_is_held_while_the_next_site_trains():
+@pytest.mark.parametrize(("use", "turns"), [("off", 24), ("on", 36)])  # with a guard, the first round is repeated
+def test_no_reply_is_held_while_the_next_site_trains(use, turns):
     trained, most = [], []
 
     def alive():
@@ -116,9 +117,10 @@ def test_no_reply_is_held_while_the_next_site_trains():
             return fit
 
     everyone = {f"{k:02d}": Large(1.0, np.array([float(k)]), start=START) for k in range(12)}
-    for r in run_rounds(ps.FedAvg(), Simulator(ps.FedAvg(), everyone), START, Plan(rounds=2), 0, keep_replies=False):
+    engine, plan = Simulator(ps.FedAvg(), everyone), Plan(rounds=2, guard=Guard(use=use))
+    for r in run_rounds(ps.FedAvg(), engine, START, plan, 0, keep_replies=False):
         assert alive() == 0 and not any(f.params for reply in r.replies.values() for f in reply.fits)
-    assert most == [0] * 24
+    assert most == [0] * turns
 
 
 @pytest.mark.parametrize("make", [np.float32, torch.tensor, lambda x: torch.tensor(x, dtype=torch.float32)])

@@ -137,7 +137,8 @@ def _restore(x: Any, arrays: Mapping[str, Any], modules: Collection[str]) -> Any
         case {"list": items}:
             return [deeper(v) for v in items]
         case {"class": name, "fields": inside}:
-            return _built(_dataclass(name, modules), {k: deeper(v) for k, v in inside.items()})
+            kind = _dataclass(name, modules)
+            return _built(kind, {f.name: deeper(inside[f.name]) for f in fields(kind) if f.name in inside})
     raise ValueError(f"unknown entry {str(x)[:60]!r}")
 
 

@@ -17,7 +17,7 @@ differs from the others by the same direction in every round, when the differenc
 less, pulls the model somewhere; hospitals whose data differ do so late, all of them alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,34 +27,38 @@ from polysite.payload import SiteId, plain
 from polysite.tree import Tree
 
 WIDTH = 4096  # numbers in a sketch
+BLOCK = 1 << 16  # parameters that are compared at a time, a multiple of 8
+SIGNS = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)  # of every byte, one for each bit
 FEWEST = 3  # sites that can be compared: of two that disagree, either may be wrong
 
 Sketch = NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True)
 class Signs:
     """Random signs of all parameters, drawn from a secret."""
 
-    def __init__(self, secret: int):
-        self._secret = secret
-        self._known: dict[tuple[int, int], NDArray[np.int8]] = {}
+    secret: int
 
-    def sketch(self, change: Tree) -> Sketch:
-        """Return the sketch of a change."""
-        total, at = np.zeros(WIDTH), 0
-        for place, name in enumerate(sorted(change)):
-            flat = plain(change[name]).reshape(-1)
-            signed = np.zeros(-(-(at + flat.size) // WIDTH) * WIDTH)
-            np.multiply(flat, self._of(place, flat.size), out=signed[at : at + flat.size])
-            total += signed.reshape(-1, WIDTH).sum(0)
-            at = (at + flat.size) % WIDTH
-        return total
+    def measure(self, value: Tree, base: Tree) -> tuple[float, Sketch]:
+        """Return the Euclidean length and the sketch of the change from ``base`` to ``value``.
 
-    def _of(self, place: int, size: int) -> NDArray[np.int8]:
-        if (place, size) not in self._known:
-            random = np.random.default_rng([self._secret, place])
-            self._known[place, size] = random.integers(0, 2, size, np.int8) * np.int8(2) - np.int8(1)
-        return self._known[place, size]
+        Both are summed block by block: in an order that does not depend on the number of threads, and in little memory.
+        """
+        squares, total, at = 0.0, np.zeros(WIDTH), 0
+        for place, name in enumerate(sorted(value)):
+            new, old = plain(value[name]).reshape(-1), plain(base[name]).reshape(-1)
+            bits = np.frombuffer(np.random.default_rng([self.secret, place]).bytes(-(-new.size // 8)), np.uint8)
+            for start in range(0, new.size, BLOCK):
+                here = slice(start, start + BLOCK)
+                change = new[here].astype(np.float64) - old[here]
+                squares += float(np.square(change).sum())
+                signs = SIGNS[bits[start // 8 : (start + BLOCK) // 8]].reshape(-1)
+                padded = np.zeros(-(-(at + change.size) // WIDTH) * WIDTH)
+                np.multiply(change, signs[: change.size], out=padded[at : at + change.size])
+                total += padded.reshape(-1, WIDTH).sum(0)
+                at = (at + change.size) % WIDTH
+        return float(np.sqrt(squares)), total
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +110,3 @@ def _others(k: int, weight: NDArray[np.float64]) -> list[int]:
 def _unit(sketch: Sketch) -> Sketch:
     length = float(np.sqrt(np.square(sketch).sum()))
     return sketch / length if length > 0 else sketch
-
-
-def differences(value: Tree, base: Tree) -> dict[str, NDArray[np.float64]]:
-    """Return value - base of the leaves that both have, in float64."""
-    return {k: plain(x).astype(np.float64) - plain(base[k]) for k, x in value.items() if k in base}
-
-
-def length(parts: Sequence[NDArray[np.float64]]) -> float:
-    """Return the Euclidean norm, summed in an order that does not depend on the number of threads."""
-    return float(np.sqrt(sum(float(np.square(x).sum()) for x in parts)))

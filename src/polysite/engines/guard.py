@@ -1,42 +1,32 @@
 """Guarded aggregation: what one site can do to an aggregate is limited, and what it does is recorded.
 
-Between the reply checks and the merge, in both engines alike:
+Between the reply checks and the merge, in all engines alike:
 
     clip      a change of the model longer than clip * usual is shortened to that length; usual is the median length of
               the round before (in the first round of a phase, of that round)
-    cap       no site has more than the share ``cap`` of a mean by weights, or 2/K among K < 5 sites; a weight above the
-              median is to be earned: the more harm a jury finds, the less of it is given
-    jury      hospitals measure whether changes do harm to their validation cases (``jury.py``), before the merge: in
-              the first rounds of a phase, in validated rounds, and when a change opposes the others
-    factor    a site that does harm counts less (``guard_state.py``); its changes are not longer than usual
+    cap       no site has more than the share ``cap`` of a mean by weights, or 2/K among K < 5 sites
+    factor    a site whose changes lack the direction of the others counts less (``guard_state.py``): its weight is that
+              factor of the median weight or of its own, if that is less, and its changes are not longer than usual
 
-In a round without a jury the bound and the factors are known before the replies, so replies can still be summed as they
-arrive, and a site that clips its own reply needs nothing else. In a round with a jury all replies are held. While a
-jury has voted but nothing is learnt yet, a site's change is not longer than usual, and its weight not more than the
-median.
-
-Running statistics of batch normalisation are clipped in the same way, as a part of their own.
+Limits and factors follow from the rounds before, so replies are summed as they arrive. In the first round of a phase
+they follow from that round: replies are measured as they arrive, and summed when they are delivered once more
+(``replies.py``). Running statistics of batch normalisation are clipped in the same way, as a part of their own.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from polysite import tree
 from polysite.algorithms.base import Kind
-from polysite.engines import jury
-from polysite.engines.directions import Direction, Signs, Sketch, compare, differences, length
-from polysite.engines.guard_state import TOLERATED, Evidence, Guard, GuardState
-from polysite.engines.jury import Ballot
+from polysite.engines.directions import Direction, Signs, Sketch, compare
+from polysite.engines.guard_state import Guard, GuardState
 from polysite.engines.record import SiteGuard
 from polysite.engines.reply_checks import kinds_of
 from polysite.payload import Payload, SiteId
 from polysite.tree import Tree
 
-EARLY = 3  # rounds at the beginning of a phase with a jury; later ones have it if they are validated
-VOTES = 2  # at most, in a round
-REVERSED = -0.05  # cosine with the others at which a jury is asked in any round
 STATISTICS = " statistics"  # suffix of the name of a part
 
 
@@ -50,8 +40,6 @@ class RoundGuard:
         sent: The payloads of the round.
         signs: Signs of the sketches.
         clusters: Clusters of sites that share a model; a cluster of its own for every site says nothing.
-        numbers: Numbers from which a jury is drawn.
-        due: Whether this round has a jury in any case.
     """
 
     def __init__(
@@ -62,111 +50,77 @@ class RoundGuard:
         sent: Mapping[SiteId, Payload],
         signs: Signs,
         clusters: Mapping[SiteId, str],
-        numbers: tuple[int, ...] = (),
-        due: bool = False,
     ):
         self.guard, self.state, self.reply, self.sent, self.signs = guard, state, reply, sent, signs
         self._clusters = clusters if len({*clusters.values()}) < len(clusters) else {}
-        self.usual = dict(state.usual)
-        self.factors = {i: state.factor(guard, i) for i in sent}
-        self._numbers = numbers if reply.get("model") == "model" else ()
-        self._known = state  # before any vote of this round
-        self._asked, self._votes = due, 0
-        self._ballots: tuple[Ballot, ...] = ()
+        self.usual, self.factors = dict(state.usual), self._factors(state)
         self._lengths: dict[SiteId, dict[str, float]] = {}
         self._scales: dict[SiteId, dict[str, float]] = {}
         self._sketches: dict[SiteId, Sketch] = {}
         self._claimed: Mapping[SiteId, float] = {}
-        self._given: Mapping[SiteId, float] = {}
+        self._capped: Mapping[SiteId, float] = {}
 
     @property
-    def streams(self) -> bool:
-        """Whether the limits are known before any reply arrives."""
-        return bool(self.state.usual) and not (self._asked and self._judgeable(self.sent))
-
-    def _judgeable(self, sites: Iterable[SiteId]) -> list[list[SiteId]]:
-        """Return the groups of sites that a jury can judge."""
-        return jury.able(self._groups(sites)) if self._numbers and self.guard.jury else []
-
-    def must_hold(self, heard: Collection[SiteId]) -> bool:
-        """Return whether measured replies must be held for a jury, though none was due.
-
-        So it is if a site that counts fully opposes the others, or begins to lack their direction.
-        """
-        if self._asked:
-            return False
-        groups = self._judgeable(heard)
-        for site, direction in self._compared([i for group in groups for i in group]).items():
-            before = self.state.evidence.get(site, Evidence())
-            doubtful = self.guard.factor(before.after(direction).standing) < 1 == self.guard.factor(before.standing)
-            if self.factors[site] == 1 and (direction.cosine < REVERSED or doubtful):
-                self._asked = True
-        return self._asked
-
-    def summon(self, voters: Collection[SiteId], heard: Collection[SiteId]) -> dict[SiteId, dict[SiteId, float]]:
-        """Return the jurors of the next vote, and the signs of the other sites in their contrasts; empty without one.
-
-        There is a second vote if nothing was known before the first, or if it finds that a site should count less.
-
-        Args:
-            voters: Sites that can score models.
-            heard: Sites whose replies are merged.
-        """
-        known, first = self._known, {ballot.juror: ballot.signs for ballot in self._ballots}
-        accused = any(self.factors[i] < 1 == known.factor(self.guard, i) for i in heard)
-        again = first and (accused or not known.ballots)
-        if not self._asked or self._votes == VOTES or (self._votes and not again):
-            return {}
-        before = [ballot.signs for cast in self.state.ballots for ballot in cast]
-        numbers, self._votes = (*self._numbers, self._votes), self._votes + 1
-        return jury.draw(self._judgeable(heard), voters, self.guard.jury, numbers, before, first or None)
-
-    def hear(self, ballots: tuple[Ballot, ...], naive: Mapping[SiteId, float]) -> None:
-        """Let the ballots of the jury decide by how much sites count in this round."""
-        self._ballots += ballots
-        self.state = self._known.judged(self.guard, self._ballots, naive)
-        known = self.state.compared(self._compared(self._sketches))
-        self.factors = {i: known.factor(self.guard, i) for i in self.sent}
+    def settled(self) -> bool:
+        """Whether the limits are known: in the first round of a phase, they follow from all replies."""
+        return bool(self.usual)
 
     def measure(self, site: SiteId, reply: Payload) -> None:
         """Keep lengths and direction of a sound reply."""
         lengths = self._lengths[site] = {}
         for part, value, base in _parts(self.reply, self.sent[site], reply):
-            change = differences(value, base)
-            lengths[part] = length(list(change.values()))
+            lengths[part], sketch = self.signs.measure(value, base)
             if part == "model":
-                self._sketches[site] = self.signs.sketch(change)
+                self._sketches[site] = sketch
 
-    def settle(self) -> None:
-        """Derive usual lengths and factors from this round, if there is no round before in this phase."""
-        if self.streams:
-            return
-        known = self.state.compared(self._compared(self._sketches))
-        self.factors = {i: min(factor, known.factor(self.guard, i)) for i, factor in self.factors.items()}
-        self.usual = self._medians(self._lengths)
+    def settle(self, heard: Collection[SiteId]) -> None:
+        """Derive usual lengths and factors from the measured replies that count, unless limits are known."""
+        if not self.settled:
+            self.factors = self._factors(self.state.compared(self._compared(heard)))
+            self.usual = self._medians(heard)
 
     def limit(self, site: SiteId, reply: Payload) -> Payload:
         """Return a measured reply with changes of at most the longest allowed length.
 
         Without a field ``weight`` a site's factor shortens its changes, too.
         """
-        return self._limited(site, reply, 1.0 if "weight" in self.reply else self.factors[site])
-
-    def judged(self, site: SiteId, reply: Payload) -> Tree:
-        """Return the model of a measured reply as a jury judges it: with limited changes, whatever the factor."""
-        model: Tree = self._limited(site, reply, 1.0).get("model", {})
-        return model
-
-    def _limited(self, site: SiteId, reply: Payload, factor: float) -> Payload:
-        scales = {p: self._scale(site, p, n) for p, n in self._lengths[site].items()}
-        self._scales[site] = scales
+        factor = 1.0 if "weight" in self.reply else self.factors[site]
+        scales = self._scales[site] = {p: self._scale(site, p, n) for p, n in self._lengths[site].items()}
         fields: dict[str, Any] = dict(reply)
         for part, value, base in _parts(self.reply, self.sent[site], reply):
             scale = scales[part] * factor
             if scale < 1:
                 name = part.removesuffix(STATISTICS)
-                fields[name] = {**fields[name], **_shortened(value, base, scale)}
+                fields[name] = {**fields[name], **{k: _shortened(x, base[k], scale) for k, x in value.items()}}
         return Payload(**fields)
+
+    def weights(self, claimed: Mapping[SiteId, float]) -> dict[SiteId, float]:
+        """Return the weights by which the replies of these sites are averaged."""
+        if "weight" not in self.reply or not claimed:
+            return dict(claimed)
+        self._claimed, self._capped = dict(claimed), capped(claimed, max(self.guard.cap, 2 / len(claimed)))
+        full = [w for i, w in self._capped.items() if self.factors[i] == 1]
+        usual = median(full) if full else float("inf")
+        return {i: w if self.factors[i] == 1 else min(w, usual) * self.factors[i] for i, w in self._capped.items()}
+
+    def close(
+        self, merged: Mapping[SiteId, Any]
+    ) -> tuple[GuardState, dict[SiteId, SiteGuard], list[tuple[SiteId, str]]]:
+        """Return what to remember, the record of every site whose reply was merged, and what is new: (site, sentence)
+        with the evidence."""
+        found = self._compared(merged)
+        state = self.state.compared(found)
+        seen = {i: self._record(i, found.get(i), state) for i in sorted(merged) if i in self._lengths}
+        state = replace(
+            state,
+            usual={**self.usual, **self._medians(seen)},
+            shortened=_with(state.shortened, (i for i, r in seen.items() if r.clipped)),
+            capped=_with(state.capped, (i for i, r in seen.items() if r.capped_share is not None)),
+        )
+        return state, seen, [(i, sentence) for i, r in seen.items() for sentence in self._news(i, r, state)]
+
+    def _factors(self, state: GuardState) -> dict[SiteId, float]:
+        return {i: self.guard.factor(state.known(i).standing) for i in self.sent}
 
     def _scale(self, site: SiteId, part: str, size: float) -> float:
         longest = self._longest(site, part)
@@ -174,60 +128,30 @@ class RoundGuard:
 
     def _longest(self, site: SiteId, part: str) -> float:
         """Return the longest change that is allowed: the usual one for a site that does not count fully."""
-        trusted = self.factors[site] == 1 and not self.state.undecided(site)
-        return self.usual.get(part, 0.0) * (self.guard.clip if trusted else 1.0)
+        return self.usual.get(part, 0.0) * (self.guard.clip if self.factors[site] == 1 else 1.0)
 
-    def weights(self, claimed: Mapping[SiteId, float]) -> dict[SiteId, float]:
-        """Return the weights by which the replies of these sites are averaged.
-
-        The factor of a site is of its own weight or the median weight of the others, whichever is less. A weight above
-        that median is to be earned: harm times weight, in medians, is at most what is tolerated of a usual weight. As
-        long as a jury is undecided about a site, its weight is not above the median.
-        """
-        if "weight" not in self.reply:
-            return dict(claimed)
-        limited = capped(claimed, max(self.guard.cap, 2 / len(claimed)) if claimed else 1.0)
-        full = [w for i, w in limited.items() if self.factors[i] == 1]
-        usual = median(full) if full else float("inf")
-        limited = {i: min(w, usual * self._earned(i)) for i, w in limited.items()}
-        self._claimed, self._given = dict(claimed), limited
-        doubted = {i for i in claimed if self.factors[i] < 1 or self.state.undecided(i)}
-        return {i: min(w, usual) * self.factors[i] if i in doubted else w for i, w in limited.items()}
-
-    def _earned(self, site: SiteId) -> float:
-        """Return the largest weight of a site that counts fully, as a multiple of the median."""
-        harm = self.state.harms.get(site, 0.0) if self.factors[site] == 1 else 0.0
-        return max(TOLERATED / harm, 1.0) if harm > 0 else float("inf")
-
-    def close(self, merged: Mapping[SiteId, Any]) -> tuple[GuardState, dict[SiteId, SiteGuard]]:
-        """Return what to remember, and the record of every site whose reply was merged."""
-        lengths = {i: n for i, n in self._lengths.items() if i in merged}
-        found = self._compared(merged)
-        state = self.state.compared(found)
-        records = {i: self._record(i, found.get(i), state.evidence.get(i)) for i in sorted(lengths)}
-        usual = {**self.usual, **self._medians(lengths)}
-        clips = _counted(self.state.clips, [i for i, r in records.items() if r.clipped])
-        caps = _counted(self.state.caps, [i for i, r in records.items() if r.capped_share is not None])
-        return replace(state, usual=usual, clips=clips, caps=caps), records
-
-    def _compared(self, merged: Collection[SiteId]) -> dict[SiteId, Direction]:
+    def _compared(self, heard: Collection[SiteId]) -> dict[SiteId, Direction]:
         """Return the directions of the sites, each compared with those that were sent the same model."""
+        groups: dict[Any, list[SiteId]] = {}
+        for site in sorted(self._sketches.keys() & {*heard}):
+            model = tuple(id(x) for x in self.sent[site].get("model", {}).values())
+            groups.setdefault((self._clusters.get(site), model), []).append(site)
         found: dict[SiteId, Direction] = {}
-        for group in self._groups(self._sketches.keys() & {*merged}):
+        for group in groups.values():
             found |= compare({i: self._sketches[i] for i in group}, self.factors, self.state.apart)
         return found
 
-    def _groups(self, sites: Iterable[SiteId]) -> list[list[SiteId]]:
-        """Return the sites in groups that were sent the same model."""
-        groups: dict[Any, list[SiteId]] = {}
-        for site in sorted(sites):
-            model = tuple(id(x) for x in self.sent[site].get("model", {}).values())
-            groups.setdefault((self._clusters.get(site), model), []).append(site)
-        return list(groups.values())
+    def _medians(self, heard: Collection[SiteId]) -> dict[str, float]:
+        """Return the median length of every part, over sites with a full factor if there are any."""
+        lengths = {i: n for i, n in self._lengths.items() if i in heard}
+        full = [n for i, n in lengths.items() if self.factors[i] == 1] or [*lengths.values()]
+        parts = sorted({part for n in full for part in n})
+        found = {part: median(n[part] for n in full if part in n) for part in parts}
+        return {part: size for part, size in found.items() if size > 0}
 
-    def _record(self, site: SiteId, found: Direction | None, evidence: Evidence | None) -> SiteGuard:
+    def _record(self, site: SiteId, found: Direction | None, state: GuardState) -> SiteGuard:
         lengths, scales = self._lengths[site], self._scales.get(site, {})
-        whole, total = sum(self._claimed.values()), sum(self._given.values())
+        claimed, given = self._claimed.get(site), self._capped.get(site)
         return SiteGuard(
             lengths=lengths,
             longest={part: self._longest(site, part) for part in lengths},
@@ -236,26 +160,41 @@ class RoundGuard:
             coherence=found.coherence if found else None,
             persistence=found.persistence if found else None,
             usual_persistence=found.usual if found else None,
-            standing=evidence.standing if evidence else None,
-            harm=self.state.harms.get(site),
-            judges=len({ballot.juror for ballot in self._ballots if site in ballot.signs}),
+            standing=state.known(site).standing if site in state.evidence else None,
             factor=self.factors[site],
-            claimed_share=self._claimed[site] / whole if site in self._claimed and whole else None,
-            capped_share=(
-                self._given[site] / total if site in self._given and self._given[site] != self._claimed[site] else None
-            ),
+            claimed_share=claimed / sum(self._claimed.values()) if claimed else None,
+            capped_share=given / sum(self._capped.values()) if given and given != claimed else None,
         )
 
-    def _medians(self, lengths: Mapping[SiteId, Mapping[str, float]]) -> dict[str, float]:
-        """Return the median length of every part, over sites with a full factor if there are any."""
-        full = {i: n for i, n in lengths.items() if self.factors[i] == 1} or lengths
-        parts = sorted({part for n in full.values() for part in n})
-        found = {part: median(n[part] for n in full.values() if part in n) for part in parts}
-        return {part: size for part, size in found.items() if size > 0}
+    def _news(self, site: SiteId, seen: SiteGuard, after: GuardState) -> Iterator[str]:
+        times = max((seen.lengths[p] / seen.longest[p] for p in seen.clipped), default=0.0)
+        if times and seen.factor == 1 and site not in self.state.shortened:
+            times *= self.guard.clip
+            yield f"its change of the model was {times:.3g} times as long as is usual and was shortened"
+        if seen.capped_share is not None and site not in self.state.capped:
+            claimed = f"by its number of cases it would have {seen.claimed_share or 0:.1%} of the mean"
+            yield f"{claimed}; its share is limited to {seen.capped_share:.1%}"
+        known = after.known(site)
+        former, factor = (self.guard.factor(each.standing) for each in (self.state.known(site), known))
+        if former == 1 > factor:
+            yield (
+                f"its changes lack the direction of the other sites (standing {known.standing:.2f} after "
+                f"{known.rounds} rounds, cosine {seen.cosine or 0:+.2f} in the last one, while the others agree by "
+                f"{seen.coherence or 0:+.2f}); it counts by {factor:.2f} of its weight"
+            )
+        if factor == 1 > former:
+            yield f"it counts fully again (standing {known.standing:.2f})"
 
 
-def _counted(before: Mapping[SiteId, int], sites: list[SiteId]) -> dict[SiteId, int]:
-    return {**before, **{i: before.get(i, 0) + 1 for i in sites}}
+def describe(site: SiteId, seen: SiteGuard) -> Iterator[str]:
+    """Yield a sentence for everything that the guard changed for a site in a round."""
+    for part in seen.clipped:
+        times = seen.lengths[part] / seen.longest[part]
+        yield f"{site}: {part} is shortened: its change is {times:.3g} times as long as is allowed"
+    if seen.capped_share is not None:
+        yield f"{site}: its share is {seen.capped_share:.1%} instead of {seen.claimed_share or 0:.1%}"
+    if seen.factor < 1:
+        yield f"{site}: it counts by {seen.factor:.2f} of its weight"
 
 
 def capped(weights: Mapping[SiteId, float], cap: float) -> dict[SiteId, float]:
@@ -271,6 +210,18 @@ def capped(weights: Mapping[SiteId, float], cap: float) -> dict[SiteId, float]:
         if room <= cap or weights[order[heavy]] <= most:
             return {i: most if order.index(i) < heavy else w for i, w in weights.items()}
     return dict(weights)
+
+
+def _with(before: tuple[SiteId, ...], sites: Iterable[SiteId]) -> tuple[SiteId, ...]:
+    return tuple(sorted({*before, *sites}))
+
+
+def _shortened(x: Any, base: Any, scale: float) -> Any:
+    """Return base + scale * (x - base), in the memory of one leaf."""
+    change = x - base
+    change *= scale
+    change += base
+    return change
 
 
 def _parts(expected: Mapping[str, Kind], sent: Payload, reply: Payload) -> list[tuple[str, Tree, Tree]]:
@@ -290,8 +241,3 @@ def _parts(expected: Mapping[str, Kind], sent: Payload, reply: Payload) -> list[
             if of:
                 parts.append((part, of, base))
     return parts
-
-
-def _shortened(value: Tree, base: Tree, scale: float) -> dict[str, Any]:
-    """Return base + scale * (value - base)."""
-    return {k: base[k] + (x - base[k]) * scale for k, x in value.items()}

@@ -72,8 +72,6 @@ class SiteGuard:
     persistence: float | None = None  # cosine between what sets it apart now and in the round before
     usual_persistence: float | None = None  # the median of the others
     standing: float | None = None  # over all rounds so far: 1 like the others, 0 noise, -1 reversed
-    harm: float | None = None  # to the validation cases of the others, as a share of what was learnt; None: unknown
-    judges: int = 0  # sites that judged it in this round
     factor: float = 1.0  # of its weight
     claimed_share: float | None = None  # in the mean, by its own number of cases
     capped_share: float | None = None  # that it was limited to; None if it was not
@@ -116,11 +114,15 @@ class RoundRecord:
                 found[name] = {i: _validation(v) for i, v in found.get(name, {}).items()}
             for name in ("absent", "incidents"):
                 found[name] = tuple(found.get(name, ()))
-            found["guard"] = {i: SiteGuard(**g) for i, g in found.get("guard", {}).items()}
-            known = {f.name for f in fields(cls)}
-            return cls(**{k: v for k, v in found.items() if k in known})
+            found["guard"] = {i: SiteGuard(**_known(SiteGuard, g)) for i, g in found.get("guard", {}).items()}
+            return cls(**_known(cls, found))
         except (TypeError, KeyError, AttributeError, OverflowError) as problem:
             raise ValueError(f"not the record of a round: {problem!r}") from problem
+
+
+def _known(kind: Any, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that a record still has; those of earlier versions are left out."""
+    return {f.name: found[f.name] for f in fields(kind) if f.name in found}
 
 
 def round_seconds(records: Iterable[RoundRecord]) -> list[float]:

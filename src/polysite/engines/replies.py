@@ -11,7 +11,7 @@ Real hospitals reply in any order, and some not at all: their transport stores r
 no weights, and delivers them a second time in the order of the sites' names.
 
 A guard (``guard.py``) measures and limits every reply that passes the checks. In the first round of a phase it needs
-all replies to know what is usual, and in a round with a jury what they do to validation cases, so they are held.
+all replies to know what is usual, so the sum waits for the second delivery.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polysite import tree
-from polysite.algorithms.base import Algorithm, is_summable, objections, serving_payloads
+from polysite.algorithms.base import Algorithm, is_summable, objections
 from polysite.engines.guard import RoundGuard
-from polysite.engines.jury import cast
 from polysite.engines.phase_sites import PhaseSites, Reply
 from polysite.engines.reply_checks import Look, judge, look
 from polysite.engines.site_turn import OutgoingStep, restore_reply
@@ -113,12 +112,15 @@ def weights_of(replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
 
 
 def expected_weights(exchange: Exchange) -> dict[SiteId, float] | None:
-    """Return the weights that the sites will reply; None if the replies of this round cannot be summed on arrival."""
+    """Return the weights that the sites will reply; None if the replies of this round cannot be summed.
+
+    None of them is expected while a guard has no limits: replies are summed when they are delivered again.
+    """
     algorithm, sizes = exchange.algorithm, exchange.transport.sizes
     if not is_summable(algorithm):
         return None
-    if exchange.guard is not None and not exchange.guard.streams:
-        return None
+    if exchange.guard is not None and not exchange.guard.settled:
+        return {}
     sizes = sizes if algorithm.reply.get("weight") == "count" else dict.fromkeys(sizes, 1)
     factor = {i: float(p.get("factor", 1.0)) if "weight" in algorithm.reply else 1.0 for i, p in exchange.sent.items()}
     return {i: sizes[i] * factor[i] for i in sorted(exchange.sent) if i in sizes}
@@ -129,9 +131,8 @@ def gather(exchange: Exchange, state: Any, expected: Weights | None) -> Replies:
     if expected is None:
         return _hold(exchange, state, exchange.transport.train(exchange.round, exchange.sent))
     replies, running = _sum(exchange, expected)
-    if exchange.guard is not None and exchange.guard.must_hold(replies.heard):
-        exchange = replace(exchange, arrived=lambda site, count: None)
-        return _hold(exchange, state, exchange.transport.repeat(exchange.round, exchange.sent))
+    if exchange.guard is not None:
+        exchange.guard.settle(replies.heard)
     if not replies.heard or running.is_mean_of(replies.heard):
         return _weighted(exchange, replace(replies, total=running.total))
     known = weights_of(replies.heard)
@@ -174,24 +175,13 @@ def _hold(exchange: Exchange, state: Any, arriving: Iterator[tuple[SiteId, Reply
     sound = {i: r.payload for i, r in replies.items() if i not in refused}
     refused |= objections(exchange.algorithm, state, sound)
     sound = {i: p for i, p in sound.items() if i not in refused}
-    limited = {} if exchange.guard is None else _guarded(exchange, exchange.guard, state, sound)
+    limited: dict[SiteId, Payload] = {}
+    if exchange.guard is not None:
+        for site, payload in sound.items():
+            exchange.guard.measure(site, payload)
+        exchange.guard.settle(sound)
+        limited = {i: exchange.guard.limit(i, p) for i, p in sound.items()}
     return _weighted(exchange, Replies(replies, refused, limited=limited))
-
-
-def _guarded(
-    exchange: Exchange, guard: RoundGuard, state: Any, sound: Mapping[SiteId, Payload]
-) -> dict[SiteId, Payload]:
-    """Return held replies as the guard leaves them, after the verdict of a jury if this round has one."""
-    for site, payload in sound.items():
-        guard.measure(site, payload)
-    guard.settle()
-    guard.must_hold(sound)
-    models: dict[SiteId, Tree] = {}  # the same in both votes
-    while signs := guard.summon(exchange.transport.audience, sound):
-        served = serving_payloads(exchange.algorithm, state, sorted(signs))
-        models = models or {i: guard.judged(i, p) for i, p in sound.items()}
-        guard.hear(*cast(exchange.transport, exchange.round, served, models, signs, guard.state.naive))
-    return {i: guard.limit(i, p) for i, p in sound.items()}
 
 
 def _sum(exchange: Exchange, expected: Weights, repeat: bool = False) -> tuple[Replies, Sum]:

@@ -1,7 +1,7 @@
 """The rounds of one phase, whatever carries the messages: cohort, turns of the sites, reply checks, merge."""
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,8 +10,7 @@ from polysite.algorithms import name_of
 from polysite.algorithms.base import Algorithm, diagnostics, remarks, shares, site_clusters
 from polysite.engines.best_round import Judged, Means
 from polysite.engines.directions import Signs
-from polysite.engines.guard import EARLY, RoundGuard
-from polysite.engines.guard_alarms import changes, describe
+from polysite.engines.guard import RoundGuard, describe
 from polysite.engines.guard_state import GuardState
 from polysite.engines.own_best import Own
 from polysite.engines.phase_sites import PhaseSites, Reply
@@ -42,7 +41,7 @@ class Round:
     remarks: tuple[str, ...] = ()  # new sentences of the algorithm for a person
     guard: Mapping[SiteId, SiteGuard] = field(default_factory=dict)  # what the guard saw and did
     guard_state: GuardState | None = None  # None without a guard
-    alarms: tuple[tuple[SiteId, str], ...] = ()  # new findings of the guard
+    alarms: Sequence[tuple[SiteId, str]] = ()  # new findings of the guard
 
     def record(self, phase: int, handed: Mapping[SiteId, int], pooled: bool) -> RoundRecord:
         """Return the record of this exchange, before any validation."""
@@ -124,17 +123,14 @@ def run_rounds(
         transport.remember(resume.memories, resume.versions)
     first, begin = (resume.first, resume.round + 1) if resume else (0, 0)
     guarding = (resume.guard if resume else None) or GuardState() if plan.guarded else None
-    secret = transport.secret
-    signs = Signs(secret)
+    signs = Signs(transport.secret)
     silent: Collection[SiteId] = ()  # sites of the round before that were absent or refused; they may be again
     for index in range(begin, first + plan.rounds):
         sent = algorithm.send(state, cohort(names, plan.share, seed, index))
         guard = None
         if guarding is not None:
             clusters = site_clusters(algorithm, state, sorted(sent))
-            done = index + 1 - first
-            due = done <= EARLY or done % plan.validate_every == 0 or done == plan.rounds
-            guard = RoundGuard(plan.guard, guarding, algorithm.reply, sent, signs, clusters, (secret, index), due)
+            guard = RoundGuard(plan.guard, guarding, algorithm.reply, sent, signs, clusters)
         counter = partial(watch.site, index, of=len(sent))
         exchange = Exchange(algorithm, transport, params, plan.outgoing, index, sent, counter, guard)
         expected = None if keep_replies else expected_weights(exchange)
@@ -153,12 +149,11 @@ def run_rounds(
         came = dict(replies.all) if keep_replies else {i: stripped(r) for i, r in replies.all.items()}
         refused = replies.refused
         seen: Mapping[SiteId, SiteGuard] = {}
-        alarms: tuple[tuple[SiteId, str], ...] = ()
-        if guard is not None and guarding is not None:
-            before = guarding
-            guarding, seen = guard.close(heard)
-            alarms = tuple(changes(plan.guard, before, guarding, seen))
-            for line in (*describe(seen), *(f"{site}: {sentence}" for site, sentence in alarms)):
+        alarms: Sequence[tuple[SiteId, str]] = ()
+        if guard is not None:
+            guarding, seen, alarms = guard.close(heard)
+            interventions = (line for site, each in seen.items() for line in describe(site, each))
+            for line in (*interventions, *(f"{site}: {sentence}" for site, sentence in alarms)):
                 log.warning("round %d: guard: %s", index, line)
         new = (*replies.remarks, *(sentence for sentence in remarks(algorithm, state) if sentence not in known))
         del heard, replies  # release the models of the sites

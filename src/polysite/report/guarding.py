@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from polysite.engines.guard_state import SOUND, STRICTER, TOLERATED
 from polysite.engines.record import RoundRecord, SiteGuard
 from polysite.report.grid import Grid, Line, name, number
 from polysite.report.runs import Method
@@ -36,17 +35,9 @@ class Watched:
 
     def alarms(self) -> Iterator[str]:
         """Yield sentences with the evidence."""
-        rounds, harm = len(self.seen), max((g.harm for g in self.seen if g.harm is not None), default=0.0)
-        if self.lowered and harm > TOLERATED - STRICTER:
-            judges = max(g.judges for g in self.seen)
-            yield (
-                f"Alarm: changes of {self.site} make the model worse on the validation cases of the other hospitals, "
-                f"by up to {harm:.2f} of what was learnt so far (measured by up to {judges} hospitals in a round). It "
-                f"counted by {min(self.lowered):.2f} of its weight at the least, in {len(self.lowered)} of {rounds} "
-                "rounds. Its labels may be wrong, its data very unlike the others', or it may be hostile: ask it."
-            )
-        if any(g.standing is not None and g.standing < SOUND for g in self.seen if g.factor < 1):
-            standing = min(g.standing for g in self.seen if g.standing is not None)
+        rounds = len(self.seen)
+        if self.lowered:
+            standing = min((g.standing for g in self.seen if g.standing is not None), default=0.0)
             evidence = f"cosine with the other sites {_shown(self.mean('cosine'))} on average, while these agree by "
             evidence += f"{_shown(self.mean('coherence'))}; what sets it apart persists from round to round by "
             evidence += f"{_shown(self.mean('persistence'))}, that of the others by "
@@ -91,20 +82,18 @@ def table(methods: Sequence[Method]) -> Grid:
         last, capped = site.seen[-1], next((g for g in site.seen if g.capped_share is not None), None)
         numbers: list[tuple[float | None, str]] = [
             (len(site.clipped), "d"), (max(site.clipped, default=None), ".2f"), (site.mean("cosine"), "+.2f"),
-            (site.mean("coherence"), "+.2f"), (last.standing, ".2f"), (last.harm, "+.2f"),
-            (min(g.factor for g in site.seen), ".2f"), (capped.claimed_share if capped else None, ".2f"),
-            (capped.capped_share if capped else None, ".2f"),
+            (site.mean("coherence"), "+.2f"), (last.standing, ".2f"), (min(g.factor for g in site.seen), ".2f"),
+            (capped.claimed_share if capped else None, ".2f"), (capped.capped_share if capped else None, ".2f"),
         ]  # fmt: skip
         lines.append(Line((name(method.name), name(site.site), *(number(*each) for each in numbers))))
     head = (
         "method", "hospital", "rounds shortened", "longest / allowed", "cosine", "others agree", "standing",
-        "harm", "least factor", "claimed share", "limited to",
+        "least factor", "claimed share", "limited to",
     )  # fmt: skip
     note = (
         "Changes longer than allowed are shortened; cosine: with the changes of the other hospitals (median), mean of "
         "the rounds; others agree: the same among them; standing: 1 like the others, 0 noise or a way of its own, -1 "
-        "reversed; harm: to the validation cases of the others, as a share of what was learnt; factor: of its weight; "
-        "shares only where the guard limited them. rounds.jsonl has every round."
+        "reversed; factor: of its weight; shares only where the guard limited them. rounds.jsonl has every round."
     )
     return Grid("guard", "", head, tuple(lines), note)
 

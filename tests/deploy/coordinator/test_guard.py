@@ -8,7 +8,6 @@ import pytest
 from consortium import Inside, equal_states, go, wanted, workers
 from polysite import config, study
 from polysite.deploy.coordinator import run as coordinator
-from polysite.engines import jury
 from polysite.payload import Payload, decode, encode
 from polysite.report.page import build
 from polysite.report.runs import methods, read
@@ -31,7 +30,6 @@ class Reversed(Inside):
 @pytest.mark.parametrize("name", ["fedavg", pytest.param("scaffold", marks=pytest.mark.soak)])
 def test_with_a_guard_sites_come_to_the_bits_of_the_simulator(name, tmp_path, monkeypatch):
     monkeypatch.setattr(coordinator.secrets, "randbits", lambda bits: 0)
-    monkeypatch.setattr(jury, "FEWEST", 3)  # of which either half has one other site: too few for halves that cross
     chosen = config.vary(wanted(name), ON)
     simulated = study.train(chosen, tmp_path / "simulated", evaluate=False)
     deployed = go(tmp_path, chosen, Inside(workers(tmp_path)), evaluate=False)
@@ -39,7 +37,6 @@ def test_with_a_guard_sites_come_to_the_bits_of_the_simulator(name, tmp_path, mo
     assert simulated.result.best_round == deployed.result.best_round
     seen = [[r.guard for r in run.folder.records()] for run in (simulated, deployed)]
     assert seen[0] == seen[1] and any(g.clipped for r in seen[0] for g in r.values())
-    assert all(g.judges == 2 and g.harm is not None for r in seen[0] for g in r.values())
 
 
 def test_a_deployment_is_guarded_unless_it_is_switched_off_and_the_page_names_who_attacks(tmp_path):

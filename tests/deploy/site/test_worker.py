@@ -242,7 +242,7 @@ def test_an_algorithm_that_is_not_allowed_is_not_allowed_within_another(hospital
     agree(host, "", "[algorithm]\n" + outer % "fedavg")
 
 
-@pytest.mark.parametrize(("kinds", "most"), [(("score", "examine"), 18), (("serve",), 8), (("begin",), 4)])
+@pytest.mark.parametrize(("kinds", "most"), [(("score", "examine"), 8), (("serve",), 8), (("begin",), 4)])
 def test_nothing_is_answered_without_end(hospital, kinds, most):
     """An examination counts as scoring."""
     host = hospital(rounds=100)

@@ -100,8 +100,8 @@ Header = dict[str, Any]
 COMPARED = 1 << 20  # bytes that are compared at a time
 STATE_FORMAT = 2  # of the state folder; 0.1.0 wrote 1, without saying so
 # number of requests of a kind that count as one round of the policy: a server that was restarted repeats some requests,
-# and it scores validation and test cases of a round, the zero model, and up to four models of a jury (run.guard)
-REPEATED: Mapping[str, int] = {"score": 9, "serve": 4, "mask": 8}  # a secure sum has four steps
+# and it scores validation and test cases of a round
+REPEATED: Mapping[str, int] = {"score": 4, "serve": 4, "mask": 8}  # a secure sum has four steps
 MAX_LATE = 3  # requests of a study that took too long, after which it is refused
 MAX_INCIDENTS = 16  # that are kept for the coordinator
 
