@@ -77,6 +77,11 @@ def assess(study: Study, out: Path | str | None = None, watch: Watch = Watch()) 
     return run_assessment(study, engine, sizes, unseen, path, watch, extend)
 
 
+def is_unprotected(study: Study) -> bool:
+    """Return whether an assessment would leave without the masks or the noise that a study promises."""
+    return (study.run.secure.on or study.train.private.on) and not study.assess.private.on
+
+
 def _other_encoders(study: Study) -> dict[str, Encoder]:
     """Return the encoders of ``assess.other_encoders`` but the study's own; refuse an unknown or unusable one."""
     found: dict[str, Encoder] = {}
