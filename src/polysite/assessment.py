@@ -22,9 +22,9 @@ from polysite.engines.simulator import Simulator
 from polysite.engines.transport import Transport
 from polysite.errors import ConfigError, RunError, nearest
 from polysite.foreign import parse_json
-from polysite.heterogeneity.assessment import Assessment, random_case_angles
+from polysite.heterogeneity.analysis import analyse, random_case_angles
+from polysite.heterogeneity.assessment import Assessment
 from polysite.heterogeneity.bounds import INTENSITY
-from polysite.heterogeneity.noisy import analyse
 from polysite.heterogeneity.verdict import Verdict, judge
 from polysite.models.encoders import ENCODERS, Embedder, Encoder
 from polysite.payload import SiteId, natural
