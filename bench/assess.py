@@ -30,7 +30,8 @@ from polysite.data.sources import Phantom
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
 from polysite.heterogeneity import significance
-from polysite.heterogeneity.assessment import Assessment, analyse
+from polysite.heterogeneity.analysis import analyse
+from polysite.heterogeneity.assessment import Assessment
 from polysite.heterogeneity.distances import earth_movers, earth_movers_of
 from polysite.heterogeneity.exchange import Assess
 from polysite.heterogeneity.verdict import differ

@@ -211,7 +211,7 @@ def chosen(method: str) -> Any:
 class Noise:
     """A transport of sites that reply what they were sent, moved towards one of four directions and by noise."""
 
-    audience, can_cross = (), True
+    audience, can_cross, secret, reported = (), True, 0, dict[str, int]()
 
     def __init__(self, algorithm: Any, names: list[str], longest: int):
         import torch

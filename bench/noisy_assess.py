@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from polysite.engines.noise import SumNoise
-from polysite.heterogeneity import noisy
+from polysite.heterogeneity.analysis import analyse
 from polysite.heterogeneity.bounds import PrivateSums
 from polysite.heterogeneity.exchange import Assess
 from polysite.heterogeneity.verdict import differ
@@ -55,7 +55,7 @@ def found(hospitals: Mapping[str, Hospital], settings: Assess, seed: int) -> set
         sent, _ = settings.local(Payload(), Payload(), hospital)
         rng = np.random.default_rng([seed, ord(name)])
         replies[name] = SumNoise(settings.release, rng).apply({"sums": "statistics"}, Payload(), sent)
-    return set(differ(noisy.analyse(replies, settings)))
+    return set(differ(analyse(replies, settings)))
 
 
 def main() -> None:

@@ -63,7 +63,8 @@ def assess(count: int, given: argparse.Namespace, folder: Path) -> Path:
     from polysite import assessment
     from polysite.config import Study
     from polysite.engines.simulator import Simulator
-    from polysite.heterogeneity.assessment import Assessment, random_case_angles
+    from polysite.heterogeneity.analysis import random_case_angles
+    from polysite.heterogeneity.assessment import Assessment
     from polysite.heterogeneity.exchange import Assess
     from polysite.report.tables import show_assessment
 

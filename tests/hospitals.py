@@ -8,7 +8,8 @@ import numpy as np
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
-from polysite.heterogeneity.assessment import Assessment, analyse
+from polysite.heterogeneity.analysis import analyse
+from polysite.heterogeneity.assessment import Assessment
 from polysite.heterogeneity.exchange import Assess
 
 FAST = Assess(permutations=499, resamples=100, projections=8)

@@ -21,7 +21,7 @@ from polysite.data.phantom import draw, write
 from polysite.data.prepare import Prepare
 from polysite.data.slices import Slices
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError
-from polysite.heterogeneity.assessment import random_case_angles
+from polysite.heterogeneity.analysis import random_case_angles
 from polysite.heterogeneity.exchange import Assess
 from polysite.models.encoders import Bundled, Embedder
 from polysite.payload import Payload

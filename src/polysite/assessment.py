@@ -23,9 +23,9 @@ from polysite.engines.simulator import Simulator
 from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, RunError, nearest
 from polysite.foreign import parse_json
-from polysite.heterogeneity.assessment import Assessment, random_case_angles
+from polysite.heterogeneity.analysis import analyse, random_case_angles
+from polysite.heterogeneity.assessment import Assessment
 from polysite.heterogeneity.bounds import INTENSITY
-from polysite.heterogeneity.noisy import analyse
 from polysite.heterogeneity.verdict import Verdict, judge
 from polysite.models.encoders import ENCODERS, Embedder, Encoder
 from polysite.payload import SiteId, natural
@@ -76,6 +76,11 @@ def assess(study: Study, out: Path | str | None = None, watch: Watch = Watch()) 
 
     sizes = {i: site.size for i, site in engine.known.items()}
     return run_assessment(study, engine, sizes, unseen, path, watch, extend)
+
+
+def is_unprotected(study: Study) -> bool:
+    """Return whether an assessment would leave without the masks or the noise that a study promises."""
+    return (study.run.secure.on or study.train.private.on) and not study.assess.private.on
 
 
 def _other_encoders(study: Study) -> dict[str, Encoder]:

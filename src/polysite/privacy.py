@@ -111,6 +111,7 @@ def epsilon(releases: Iterable[Release], delta: float) -> float:
     return _epsilon(tuple(sorted((key, steps) for key, steps in counted.items() if steps)), delta)
 
 
+@lru_cache(maxsize=64)
 def noise_for(target: float, delta: float) -> float:
     """Return the least noise, rounded up to four digits, at which one release of sums costs at most this epsilon."""
     return least_noise(lambda noise: epsilon([Release(noise)], delta), target, 1e-5)

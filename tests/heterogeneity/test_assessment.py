@@ -19,8 +19,9 @@ from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError, DataError
-from polysite.heterogeneity import significance
-from polysite.heterogeneity.assessment import TESTED, _together, analyse, combined, random_case_angles, set_apart
+from polysite.heterogeneity import assessment, significance
+from polysite.heterogeneity.analysis import _together, analyse, random_case_angles
+from polysite.heterogeneity.assessment import TESTED, combined
 from polysite.heterogeneity.distances import Weights, angle, energy, merged, slices
 from polysite.heterogeneity.exchange import Assess, directions
 from polysite.heterogeneity.verdict import judge
@@ -393,7 +394,8 @@ def searched(matrix, least):
         seen.append((i, tuple(others)))
         return least(i, others)
 
-    return *set_apart(matrix, test), seen
+    found = replace(assessment.Tested.empty(len(matrix), 1), matrix=matrix).set_apart(test)
+    return found.alone, found.others, seen
 
 
 def test_a_site_is_set_apart_at_the_level_of_all_tests():

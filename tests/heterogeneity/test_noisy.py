@@ -10,10 +10,10 @@ from hospitals import Host, ask, host
 from polysite.engines.noise import SumNoise, noise_steps
 from polysite.engines.site_turn import take_turn
 from polysite.errors import ConfigError, DataError
-from polysite.heterogeneity import assessment
+from polysite.heterogeneity.analysis import analyse
 from polysite.heterogeneity.bounds import EMBEDDING, PrivateSums, bounded_sums, largest
 from polysite.heterogeneity.exchange import Assess
-from polysite.heterogeneity.noisy import analyse, tail
+from polysite.heterogeneity.noisy import tail
 from polysite.heterogeneity.verdict import differ, judge
 from polysite.payload import Payload
 from polysite.privacy import Private, Release, epsilon, noise_for
@@ -106,7 +106,7 @@ def test_without_noise_the_distances_are_those_of_the_open_assessment():
     hosts = {name: host(12 + k, k, brightness=100 + 20 * k, look=k / 3) for k, name in enumerate("abc")}
     noisy = analyse({i: EXACT.local(Payload(), Payload(), each)[0] for i, each in hosts.items()}, EXACT)
     lists = replace(EXACT, private=PrivateSums())
-    openly = assessment.analyse(ask(hosts, lists), lists)
+    openly = analyse(ask(hosts, lists), lists)
     for name, quantity in openly.quantities.items():
         means = np.array([quantity.values[s].mean() for s in openly.sites])
         shift = np.abs(means[:, None] - means[None]) / quantity.divisors["a"]

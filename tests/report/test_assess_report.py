@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from hospitals import Host, ask, assess, host
-from polysite.heterogeneity.assessment import analyse
+from polysite.heterogeneity.analysis import analyse
 from polysite.heterogeneity.exchange import Assess
 from polysite.heterogeneity.verdict import judge
 from polysite.payload import Payload

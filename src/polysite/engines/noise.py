@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from polysite import tree
-from polysite.algorithms.base import Kind, facts
+from polysite.algorithms.base import Kind
 from polysite.engines.secure.member import Session
 from polysite.errors import ConfigError, PayloadError
 from polysite.payload import Payload, plain
@@ -120,8 +120,7 @@ def noise_steps(
     """
     release = release_of(algorithm, got)
     if release is not None:
-        shared = session is not None and facts(algorithm).needs == "sum"
-        return (SumNoise(release, site.noise_rng(), session.fewest_answers - 1 if session and shared else 1),)
+        return (SumNoise(release, site.noise_rng(), session.fewest_answers - 1 if session else 1),)
     if private.unit != "hospital" or not algorithm.reply:
         return ()
     return (HospitalNoise(private, site.noise_rng()),)

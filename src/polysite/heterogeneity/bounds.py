@@ -17,7 +17,6 @@ unit of a hospital as a whole are no sums of bounded numbers: they do not leave.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -64,19 +63,19 @@ class PrivateSums:
         return self.epsilon > 0
 
     @property
+    def noise(self) -> float:
+        """Deviation of the noise, as a multiple of what one patient can change in all sums."""
+        return noise_for(self.epsilon, self.delta)
+
+    @property
     def release(self) -> Release | None:
         """What the sums cost; None without noise."""
-        return Release(_noise(self.epsilon, self.delta), delta=self.delta) if self.on else None
+        return Release(self.noise, delta=self.delta) if self.on else None
 
     def range_of(self, quantity: str) -> tuple[float, float]:
         """Return the range of a quantity by its name."""
         kind = quantity.partition(" ")[0]
         return {INTENSITY: self.intensity, VOLUME: self.volume}.get(kind, (0.0, 1.0))
-
-
-@lru_cache(maxsize=64)
-def _noise(epsilon: float, delta: float) -> float:
-    return noise_for(epsilon, delta)
 
 
 def largest(quantities: int, embedded: bool) -> float:

@@ -25,7 +25,7 @@ import numpy as np
 
 from polysite.algorithms.base import Facts
 from polysite.errors import ConfigError
-from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME, PrivateSums, bounded_sums
+from polysite.heterogeneity.bounds import CLASS, EMBEDDING, INTENSITY, SQUARE, VOLUME, PrivateSums, bounded_sums
 from polysite.heterogeneity.distances import Values, angle, slices
 from polysite.payload import Payload, SiteId, natural
 from polysite.privacy import Release
@@ -108,6 +108,11 @@ class Assess:
         if self.projections:
             plain |= {"encoder": "number", "mean": "statistics", "directions": "statistics", "angles": "statistics"}
         return plain
+
+    @property
+    def describes(self) -> Literal["sums", "quantiles"]:
+        """Field of a reply that describes the cases; it is empty at a site with too few of them."""
+        return "sums" if self.private.on else "quantiles"
 
     @property
     def release(self) -> Release | None:
@@ -208,22 +213,23 @@ def directions(size: int, count: int) -> Values:
 
 def odd(replies: Mapping[SiteId, Payload], settings: Assess) -> dict[SiteId, str]:
     """Return the sites with replies that cannot be compared with the others, and why."""
-    problems = {i: problem for i, r in replies.items() if r["quantiles"] and (problem := _malformed(r, settings))}
-    described = {i: r for i, r in replies.items() if r["quantiles"] and i not in problems}
-    if not described:
-        return problems
-    usual = Counter(_form(r) for r in described.values()).most_common(1)[0][0]
-    for i, r in described.items():
-        for what, own, common in zip(FORM, _form(r), usual, strict=True):
+    malformed = _malformed_sums if settings.private.on else _malformed
+    described = {i: r for i, r in replies.items() if r[settings.describes]}
+    problems = {i: problem for i, r in described.items() if (problem := malformed(r, settings))}
+    forms = {i: _form(r, settings) for i, r in described.items() if i not in problems}
+    usual = Counter(forms.values()).most_common(1)[0][0] if forms else ()
+    for i, form in forms.items():
+        for what, own, common in zip(FORM, form, usual, strict=True):
             if own != common:
                 problems.setdefault(i, f"it has other {what} than most sites: {own} instead of {common}"[:200])
     return problems
 
 
-def _form(reply: Payload) -> tuple[Any, ...]:
+def _form(reply: Payload, settings: Assess) -> tuple[Any, ...]:
     """Return the facts that must be the same at all hospitals, in the order of ``FORM``."""
-    components = tuple((name, v.shape) for name, v in reply.get("mean", {}).items())
-    return tuple(sorted(reply["quantiles"])), reply["metric"], reply.get("encoder", 0.0), components
+    embedding = reply.get("sums", reply.get("mean", {}))
+    shapes = tuple((name, embedding[name].shape) for name in sorted(embedding))
+    return tuple(sorted(reply[settings.describes])), reply.get("metric", 0.0), reply.get("encoder", 0.0), shapes
 
 
 FORM = ("quantities", "units (3: millimetres, 0: voxels)", "encoder weights", "embedding")
@@ -256,6 +262,17 @@ def _malformed(reply: Payload, settings: Assess) -> str | None:
         return "the mean of the embedding is not a list of numbers"
     if reply["angles"].keys() != reply["mean"].keys() or any(v.shape != (length,) for v in reply["angles"].values()):
         return f"the angles are not {length} numbers for every component"
+    return None
+
+
+def _malformed_sums(reply: Payload, settings: Assess) -> str | None:
+    """Return what is wrong with sums that no honest site can send, or None."""
+    cases, patients = reply["cases"], reply["patients"]
+    kinds = {name.partition(" ")[0] for name in reply["sums"]} - {EMBEDDING, SQUARE}
+    if not kinds or not kinds <= {INTENSITY, VOLUME, CLASS}:
+        return "its sums are not of quantities of an assessment"
+    if not settings.fewest <= cases or not 1 <= patients <= cases:
+        return f"it describes {cases:g} cases of {patients:g} patients, which cannot be"
     return None
 
 

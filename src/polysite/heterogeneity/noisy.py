@@ -1,4 +1,4 @@
-"""Analysis of an assessment under differential privacy: from sums under noise to distances, tests and groups.
+"""Distances between hospitals from sums under noise: an assessment under differential privacy.
 
 Every hospital has sent sums over its n patients (``bounds.py``) with noise of deviation t on each number. For two
 hospitals i and j, with the mean m of a quantity (scaled to its range), the deviation s over all patients of the
@@ -19,46 +19,33 @@ three errors. s^2 and T are taken one standard error of their noise too large in
 none or all within three deviations of the noise.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import erfc
 from zlib import crc32
 
 import numpy as np
 
-from polysite.heterogeneity import assessment, significance
-from polysite.heterogeneity.assessment import Assessment, Noise, Quantity, Tested, combined, distance_of, set_apart
+from polysite.heterogeneity import significance
+from polysite.heterogeneity.assessment import Compared, Noise, Quantity, Tested, combined
 from polysite.heterogeneity.bounds import CLASS, EMBEDDING, INTENSITY, SQUARE, VOLUME, largest
 from polysite.heterogeneity.distances import Values
 from polysite.heterogeneity.exchange import Assess
-from polysite.payload import Payload, SiteId, natural
+from polysite.payload import Payload, SiteId
 
 SURE = 3.0  # deviations of the noise below which a variance is hidden, or a count of absent values none or all
 NODES = 200  # of a quadrature
 TINY = 1e-9  # error of a variance by noise, below which it is known exactly
 
 
-def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = "") -> Assessment:
-    """Compare the hospitals that replied, under noise if the settings ask for it."""
-    release = settings.private.release
-    if release is None:
-        return assessment.analyse(replies, settings, encoder)
-    replies = {i: replies[i] for i in natural(replies)}
-    heard, about = assessment.described(replies, "sums", _odd(replies, settings), settings, encoder)
-    known = _Known.of(heard, release.noise)
+def compare(heard: Mapping[SiteId, Payload], settings: Assess) -> Compared:
+    """Compare hospitals by their sums under noise."""
+    cost = settings.private
+    known = _Known.of(heard, cost.noise)
     quantities, metadata, hidden = _metadata(known, settings)
-    distances = {"shift": metadata}
-    if settings.projections:
-        distances["centre"] = _embeddings(known, settings)
-    sites, cost = tuple(heard), settings.private
-    return Assessment(
-        **about,
-        quantities=quantities,
-        distances={n: distance_of(n, sites, settings, found) for n, found in distances.items()},
-        unlabelled=dict.fromkeys(sites, 0),
-        noise=Noise(cost.epsilon, cost.delta, release.noise, hidden),
-    )
+    embeddings = {"centre": _embeddings(known, settings)} if settings.projections else {}
+    noise = Noise(cost.epsilon, cost.delta, cost.noise, hidden)
+    return quantities, {"shift": metadata, **embeddings}, {"noise": noise}
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +104,8 @@ class _Known:
 def _metadata(known: _Known, settings: Assess) -> tuple[dict[str, Quantity], Tested, tuple[str, ...]]:
     """Return the quantities, their distance, and the names of those whose deviation is hidden by noise."""
     sites, names, everyone = known.sites, known.names, range(len(known.sites))
+    low, high = np.array([settings.private.range_of(n) for n in names]).T
+    halves, middles = (high - low) / 2, (low + high) / 2
     centre = known.together(known.first, everyone)
     variance = known.together(known.second, everyone) - centre**2 + known.all_noise**2
     doubt = known.all_noise * np.sqrt(1 + 4 * centre**2)
@@ -127,7 +116,7 @@ def _metadata(known: _Known, settings: Assess) -> tuple[dict[str, Quantity], Tes
     noise, chance = known.pairs
     wide = np.sqrt(safe2[:, None, None] * chance + noise)  # deviation of a difference, by chance and noise
     differences = np.abs(known.first[:, :, None] - known.first[:, None, :])
-    unit = spread[:, None, None] if settings.scale != "none" else 1 / _halves(names, settings)[:, None, None]
+    unit = spread[:, None, None] if settings.scale != "none" else 1 / halves[:, None, None]
     matrices, each = differences / unit, _two_sided(differences / wide)
     each[:, list(everyone), list(everyone)] = 1.0
     by_name = dict(zip(names, matrices, strict=True))
@@ -147,9 +136,7 @@ def _metadata(known: _Known, settings: Assess) -> tuple[dict[str, Quantity], Tes
     own = np.sqrt(safe2[:, None] / known.patients + known.noise**2 / known.patients**2)
     drawn = known.first[picked] + own[picked] * _normal(sites, (settings.resamples, len(picked), len(sites)))
     again = (np.abs(drawn[..., :, None] - drawn[..., None, :]) / unit[picked]).mean(1)
-    found = _tested(distance, again, significance.simes(each), by_chance, error)
-    p, others = set_apart(distance, test)
-    halves, middles = _halves(names, settings), np.array([sum(settings.private.range_of(n)) / 2 for n in names])
+    found = _tested(distance, again, significance.simes(each), by_chance, error).set_apart(test)
     divisors = spread * halves if settings.scale != "none" else np.ones(len(names))
     counts = _counted(known)
     quantities = {}
@@ -160,7 +147,7 @@ def _metadata(known: _Known, settings: Assess) -> tuple[dict[str, Quantity], Tes
         absent, by_site = (dict(zip(sites, x[k].tolist(), strict=True)) for x in (counts, alone))
         divided = dict.fromkeys(sites, float(divisors[k]))
         quantities[name] = Quantity(name, kind, of, words, divided, values, absent, matrices[k], each[k], by_site)
-    return quantities, replace(found, alone=p, others=others), hidden
+    return quantities, found, hidden
 
 
 def _embeddings(known: _Known, settings: Assess) -> Tested:
@@ -195,9 +182,7 @@ def _embeddings(known: _Known, settings: Assess) -> Tested:
     error = np.where(scaled > 0, error, least) * settings.private.length
     np.fill_diagonal(error, 0.0)
     by_chance = np.sqrt(safe * chance) * settings.private.length
-    found = _tested(matrix, again, p, by_chance, error)
-    alone, others = set_apart(matrix, test)
-    return replace(found, alone=alone, others=others)
+    return _tested(matrix, again, p, by_chance, error).set_apart(test)
 
 
 def tail(square: float, chance: float, noise: float, width: int) -> float:
@@ -243,11 +228,6 @@ def _two_sided(z: Values) -> Values:
     return erfc(np.nan_to_num(z, posinf=1e9) / np.sqrt(2))  # type: ignore[no-any-return]
 
 
-def _halves(names: Sequence[str], settings: Assess) -> Values:
-    ranges = [settings.private.range_of(n) for n in names]
-    return np.array([(high - low) / 2 for low, high in ranges])
-
-
 def _normal(sites: Sequence[SiteId], shape: tuple[int, ...]) -> Values:
     return np.random.default_rng([crc32(s.encode()) for s in sites]).standard_normal(shape)
 
@@ -259,20 +239,3 @@ def _counted(known: _Known) -> Values:
     rounded = np.clip(np.rint(counts), 0, every)
     rounded = np.where((every - counts < doubt) & (counts > doubt), every, rounded)
     return np.where(counts < doubt, 0.0, rounded).astype(int)
-
-
-def _odd(replies: Mapping[SiteId, Payload], settings: Assess) -> dict[SiteId, str]:
-    """Return the sites with replies that cannot be compared with the others, and why."""
-    described = {i: r for i, r in replies.items() if r["sums"]}
-    forms = {i: (r["encoder"], tuple((n, v.shape) for n, v in sorted(r["sums"].items()))) for i, r in described.items()}
-    usual = Counter(forms.values()).most_common(1)[0][0] if forms else None
-    problems = {}
-    for i, r in described.items():
-        kinds = {n.partition(" ")[0] for n in r["sums"]} - {EMBEDDING, SQUARE}
-        if not kinds or not kinds <= {INTENSITY, VOLUME, CLASS}:
-            problems[i] = "its sums are not of quantities of an assessment"
-        elif not settings.fewest <= r["cases"] or not 1 <= r["patients"] <= r["cases"]:
-            problems[i] = f"it describes {r['cases']:g} cases of {r['patients']:g} patients, which cannot be"
-        elif forms[i] != usual:
-            problems[i] = "it has other quantities, or another encoder, than most sites"
-    return problems

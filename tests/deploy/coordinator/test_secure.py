@@ -183,7 +183,7 @@ def test_under_masks_no_assessment_without_noise_leaves_whatever_the_policy_allo
     assert not (run.folder.path / "assessment").exists()
     assert "no assessment: a distance between two hospitals is no sum" in str(run.folder.records()[0].incidents)
     got, out = consortium.ask(wire.workers["a"], "assess", encode(Payload()), study=last(wire, "hello")[0]["study"])
-    assert "an assessment without noise (assess.private) does not leave" in got["refused"] and not out
+    assert "the statistics of an assessment would leave without the masks" in got["refused"] and not out
 
 
 def test_without_keys_no_training_leaves(tmp_path):

@@ -142,7 +142,7 @@ def test_a_study_under_noise_has_no_assessment_without_whatever_the_policy_allow
     assert "or the noise (train.private) of this study" in str(run.folder.records()[0].incidents)
     header, body, _ = first(wire, "train")
     got, out = wire.workers["a"].answer({**header, "kind": "assess"}, body)
-    assert "an assessment without noise (assess.private) does not leave" in got["refused"] and not out
+    assert "the statistics of an assessment would leave without the masks" in got["refused"] and not out
     assert first(wire, "hello")[2]["may_assess"] is False
 
 

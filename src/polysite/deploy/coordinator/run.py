@@ -237,7 +237,7 @@ def resume(
 def assess_sites(chosen: Study, roster: Sites, path: Path) -> assessment.AssessmentRun | None:
     """Assess the sites. A site whose policy forbids it is left out; where too few remain, the study continues without
     an assessment."""
-    if (chosen.train.private.on or chosen.run.secure.on) and not chosen.assess.private.on:
+    if assessment.is_unprotected(chosen):
         roster.note(f"no assessment: {assessment.UNPROTECTED}")
         return None
     engine = PhaseSites(cast(Algorithm[Any], chosen.assess), roster, kind="assess")

@@ -319,8 +319,7 @@ class Worker:
         listed = self.pseudonyms.list_digest(id, names)
         policy = self.policy
         study = self.agreed.study
-        promised = study.train.private.on or study.run.secure.on
-        may_assess = policy.may_assess(study.assess.private) and (study.assess.private.on or not promised)
+        may_assess = policy.may_assess(study.assess.private) and not assessment.is_unprotected(study)
         greeting = Greeting(counts, policy.case_scores, may_assess, *_machine(), studies=left, listed=listed)
         texts = dict.fromkeys(("torch and device", "policy", "keyed digest of the list of cases"), "text")
         fields = {**{k: f"count, {n}" for k, n in counts.items()}, **texts}
@@ -369,11 +368,8 @@ class Worker:
 
     def _assess(self, agreed: Agreed, request: Assess) -> Leaving:
         algorithm: Any = agreed.study.assess
-        if (agreed.study.train.private.on or agreed.study.run.secure.on) and not algorithm.private.on:
-            raise Refusal(
-                "an assessment without noise (assess.private) does not leave in a study that promises noise or masks "
-                "(train.private, run.secure)"
-            )
+        if assessment.is_unprotected(agreed.study):
+            raise Refusal(assessment.UNPROTECTED)
         if algorithm.release:  # before any case is opened
             obey(self.budget.refuse(self.policy.epsilon, self.policy.delta, [algorithm.release]))
         turn = self._turn(agreed, request)
