@@ -120,7 +120,7 @@ def certify(
 
 
 def public_pem(public: ec.EllipticCurvePublicKey) -> bytes:
-    """Return a public key in Flower's format."""
+    """Return a public key as PEM."""
     return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 

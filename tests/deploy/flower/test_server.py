@@ -2,6 +2,7 @@
 
 import ast
 import json
+import pydoc
 import secrets
 import subprocess
 import sys
@@ -152,7 +153,7 @@ def test_a_link_that_cannot_open_says_why(consortium, link):
     files = consortium.files("server")
     for others, port, sentence in (
         ({}, link.port, "cannot listen at 127.0.0.1"),
-        ({"key": consortium.folder / "none.key"}, 0, "there is no file .*none.key"),
+        ({"key": consortium.folder / "none.key"}, 0, "none.key are not a certificate and its key: .*No such file"),
         ({"key": consortium.folder / "north.key"}, 0, "are not a certificate and its key"),
         ({"ca": consortium.folder / "north.key"}, 0, "cannot be read as the certificate of the consortium"),
         ({"sites": {"north": b"rubbish"}}, 0, "the key of 'north' cannot be read"),
@@ -525,8 +526,8 @@ def test_letters_that_nobody_writes_are_refused(text):
         Letter.load(text)
 
 
-def test_the_courier_needs_no_torch():
-    code = "import sys, polysite.deploy.flower.client; sys.exit(bool({'torch', 'monai'} & set(sys.modules)))"
+def test_the_courier_needs_neither_torch_nor_flower():
+    code = "import sys, polysite.deploy.flower.client; sys.exit(bool({'torch', 'monai', 'flwr'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -541,4 +542,9 @@ def test_flower_has_the_few_inner_parts_that_are_used_and_no_others_are():
     enums = {part.rpartition(".")[0] for part in superlink.INNER_PARTS if part.count("Status.") + part.count("Type.")}
     assert found - enums == {part for part in superlink.INNER_PARTS if part.rpartition(".")[0] not in enums}
     assert len(superlink.INNER_PARTS) <= 25
-    assert not superlink.missing_parts(), f"flwr {version('flwr')} moved or removed these"
+    state = superlink.SuperLink({})._state
+    for part in superlink.INNER_PARTS:
+        owner, _, name = part.rpartition(".")
+        assert hasattr(state if owner == superlink.STATE else pydoc.locate(owner), name), (
+            f"flwr {version('flwr')}: {part}"
+        )

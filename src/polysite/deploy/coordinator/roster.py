@@ -4,7 +4,7 @@ A site answers one request at a time. A site that connects is greeted first, wit
 cases and what its policy allows. A response that is not valid counts as a failure: it is noted, and the site is asked
 again when it is needed. No response of a site can end a study.
 
-Nothing here opens a socket: the ``Wire`` does. That of ``polysite.deploy.flower.server`` uses Flower; the tests have
+Nothing here opens a socket: the ``Wire`` does. That of ``polysite.deploy.flower.server`` does; the tests have
 one without a network.
 """
 

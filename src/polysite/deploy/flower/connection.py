@@ -26,6 +26,7 @@ from typing import TypeVar
 from polysite.buffers import Buffer
 from polysite.deploy.certificates import SIGNATURE_OF_REQUEST, public_pem, read_key
 from polysite.deploy.flower.messages import INSTANCE, KEY, MAX_LETTER, PREFIX, SIGNATURE, TIME, pieces
+from polysite.deploy.flower.tls import tls_context
 from polysite.deploy.proxy import Proxy
 from polysite.errors import DataError, PayloadError, RunError, shown
 
@@ -98,7 +99,9 @@ class Connection:
             KEY: b64encode(public_pem(self._key.public_key())).decode(),
             INSTANCE: secrets.token_hex(16),
         }
-        self._proxy, self._context = proxy, _context(certificate, key, ca, proxy)
+        opener = None if proxy is None else proxy.ca
+        self._proxy = proxy
+        self._context = tls_context(ssl.PROTOCOL_TLS_CLIENT, certificate, key, ca, opener)
         self._mine, self._all = threading.local(), list[HTTPSConnection]()  # one line for each thread
         self.closing = threading.Event()
         self._pulse: threading.Thread | None = None
@@ -277,24 +280,3 @@ def _unreachable(address: str, problem: Exception, proxy: Proxy | None) -> Refus
     if isinstance(problem, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError):
         return Refused(f"{at} hung up at once; it may not accept this site's certificate")
     return Refused(f"{at} cannot be reached: {shown(problem) or type(problem).__name__}")
-
-
-def _context(certificate: Path, key: Path, ca: Path, proxy: Proxy | None = None) -> ssl.SSLContext:
-    """Return a TLS context that trusts only this federation's CA, and that of a proxy that opens TLS; it checks the
-    host name and shows this site's certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_verify_locations(ca)
-    except OSError as problem:
-        raise RunError(f"{ca} cannot be read as the certificate of the consortium's CA: {problem}") from problem
-    if proxy is not None and proxy.ca is not None:
-        try:
-            context.load_verify_locations(proxy.ca)
-        except OSError as problem:
-            raise RunError(f"{proxy.ca} cannot be read as the certificate of the proxy's CA: {problem}") from problem
-    try:
-        context.load_cert_chain(certificate, key)
-    except OSError as problem:
-        raise RunError(f"{certificate} and {key} are not a certificate and its key: {problem}") from problem
-    return context

@@ -76,7 +76,7 @@ class Request:
 
     def read_headers(self, first: bool) -> bool:
         """Read up to the body of the next request; return False if none comes."""
-        head, self._early = self._early, b""
+        head, self._early, self.moved = self._early, b"", lambda: None
         end = time.monotonic() + (self.pace.silence if first or head else KEEP)
         while ENDS not in head:
             if head and not re.match(rb"[A-Z]{1,10}( |$)", head):
@@ -203,7 +203,12 @@ class Port:
                 continue
             request = Request(connection, caller, self._pace)
             self._enter(self._greetings, request, MAX_GREETINGS, "too many callers at once")
-            threading.Thread(target=self._serve, args=(request,), name="polysite-site", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(request,), name="polysite-site", daemon=True).start()
+            except RuntimeError as problem:  # no thread left
+                self._admission.note(f"no connection can be accepted: {problem}", caller)
+                self._leave(self._greetings, request)
+                connection.close()
 
     def _enter(self, those: dict[Request, None], request: Request, most: int, why: str) -> None:
         """Count a connection; if there are too many of its kind, the oldest gives way: it may be a broken one."""

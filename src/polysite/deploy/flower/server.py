@@ -18,6 +18,7 @@ from polysite.deploy.flower.gateway import Gateway, Renewal, Sent
 from polysite.deploy.flower.messages import Header, Letter, digest
 from polysite.deploy.flower.port import Pace, Port
 from polysite.deploy.flower.superlink import SuperLink
+from polysite.deploy.flower.tls import tls_context
 from polysite.deploy.revocations import Revocations
 from polysite.errors import RunError
 
@@ -58,7 +59,10 @@ class Link:
         self._revoked, self._renewal = Revocations(revoked), renewal
 
     def __enter__(self) -> Self:
-        self._admission, context = Admission(self._sites, self._revoked), _context(*self._files)
+        self._admission, context = (
+            Admission(self._sites, self._revoked),
+            tls_context(ssl.PROTOCOL_TLS_SERVER, *self._files),
+        )
         self._superlink = SuperLink(self._sites)
         self._gateway = Gateway(self._superlink, self._admission, self._limit, self._renewal)
         listener = _listen(*self._at)
@@ -77,10 +81,6 @@ class Link:
     def online(self) -> dict[str, str]:
         """Return the connected sites, each with a token that changes whenever the site connects anew."""
         return {site: token for site, token in list(self._gateway.tokens.items()) if self._gateway.online(site)}
-
-    def send(self, site: str, header: Mapping[str, Header], body: Buffer, ttl: float, group: str) -> str:
-        """Queue a message for a site and return the identifier of the message."""
-        return self.send_all({site: (header, body)}, ttl, group)[site]
 
     def send_all(
         self, letters: Mapping[str, tuple[Mapping[str, Header], Buffer]], ttl: float, group: str
@@ -136,25 +136,6 @@ class Link:
         if self._superlink.answered(id) and sent.arrival is not None:
             return Envelope(id, sent.arrival.letter.header, sent.arrival.memory)
         return Envelope(id, error="no answer came in time") if self._superlink.is_over(id) else None
-
-
-def _context(certificate: Path, key: Path, ca: Path) -> ssl.SSLContext:
-    """Return a TLS context that requires a client certificate of this CA."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_mode = ssl.CERT_REQUIRED
-    for path in (certificate, key, ca):
-        if not path.is_file():
-            raise RunError(f"the coordinator's port cannot be opened: there is no file {path}")
-    try:
-        context.load_cert_chain(certificate, key)
-    except OSError as problem:
-        raise RunError(f"{certificate} and {key} are not a certificate and its key: {problem}") from problem
-    try:
-        context.load_verify_locations(ca)
-    except OSError as problem:
-        raise RunError(f"{ca} cannot be read as the certificate of the consortium's CA: {problem}") from problem
-    return context
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -9,7 +9,6 @@ import logging
 import os
 import time
 from collections.abc import Collection, Mapping
-from importlib import import_module
 
 from polysite.errors import RunError
 
@@ -48,7 +47,7 @@ INNER_PARTS = (
     "flwr.supercore.constant.NOOP_FEDERATION_ID",
     "flwr.supercore.constant.NodeStatus.ONLINE",
     "flwr.supercore.constant.TaskType.SERVER_APP",
-    "flwr.superlink.main.create_app",
+    "flwr.superlink.main.create_app",  # and where it keeps its record
 )
 HEARTBEAT = 10.0  # seconds; Flower takes a site for offline after twice as many
 
@@ -129,23 +128,6 @@ class SuperLink:
     def _message(self, id: str, source: int, target: int, asked: str, group: str, ttl: float) -> Message:
         metadata = Metadata(self._run, id, source, target, asked, group, time.time(), ttl, "train")
         return make_message(metadata, RecordDict())
-
-
-def missing_parts() -> list[str]:
-    """Return the inner parts that the installed Flower does not have."""
-    state = SuperLink({})._state
-    return [part for part in INNER_PARTS if not _exists(part, state)]
-
-
-def _exists(part: str, state: InMemoryLinkState) -> bool:
-    owner, _, name = part.rpartition(".")
-    if owner == STATE:
-        return hasattr(state, name)
-    try:
-        return hasattr(import_module(owner), name)
-    except ModuleNotFoundError:  # the name in an object of a module
-        module, _, thing = owner.rpartition(".")
-        return hasattr(getattr(import_module(module), thing, None), name)
 
 
 def _left(asked: Message) -> float:
