@@ -18,13 +18,6 @@ HEADER = {"round": -(2**63), "wås": "tråin\0", "rate": 0.5, "last": False, "la
 LARGE = (4 << 20) + 7  # bytes of a body that comes in many pieces
 
 
-class Sender(Link):
-    """The coordinator's port, with a way to ask one site."""
-
-    def send(self, site, header, body, ttl, group):
-        return self.send_all({site: (header, body)}, ttl, group)[site]
-
-
 class Consortium:
     """A folder of keys and certificates: one CA, the coordinator, sites; and a CA that the sites do not know."""
 
@@ -50,7 +43,7 @@ class Consortium:
         return dict(zip(("certificate", "key", "ca"), paths, strict=True))
 
     def link(self, port=0, **others):
-        return Sender("127.0.0.1", port, **self.files("server"), sites=self.sites, **others)
+        return Link("127.0.0.1", port, **self.files("server"), sites=self.sites, **others)
 
     def fleet(self, link, name, **others):
         return Fleet(f"127.0.0.1:{link.port}", **(self.files(name) | others))
@@ -134,10 +127,14 @@ def received(fleet):
     return until(fleet.receive)
 
 
+def send(link, site, header, body, ttl, group):
+    return link.send_all({site: (header, body)}, ttl, group)[site]
+
+
 def exchange(link, fleet, size=LARGE):
     """There and back, bit for bit."""
     body = secrets.token_bytes(size)
-    sent = link.send("north", HEADER, body, 60, "1")
+    sent = send(link, "north", HEADER, body, 60, "1")
     asked = received(fleet)
     assert (asked.header, asked.body) == (HEADER, body)
     assert {k: type(v) for k, v in asked.header.items()} == {k: type(v) for k, v in HEADER.items()}

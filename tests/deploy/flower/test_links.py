@@ -21,7 +21,7 @@ from polysite.deploy.project import SiteConfig
 from polysite.deploy.proxy import Proxy
 from polysite.deploy.site import courier, worker_process
 from slow_link import SlowLink
-from wire_ends import HEADER, collected, empty, exchange, received, until
+from wire_ends import HEADER, collected, empty, exchange, received, send, until
 
 SLOW, DELAY = 256e3 / 8, 0.3  # 256 kbit/s, 300 ms
 CLOSED = 1  # a port without a listener
@@ -50,7 +50,7 @@ def test_a_model_goes_over_a_link_of_256_kbit_with_300_ms_there_and_back(consort
                 there.append("north" in link.online())
 
         looking = threading.Thread(target=look)
-        sent = link.send("north", HEADER, body, 60, "1")
+        sent = send(link, "north", HEADER, body, 60, "1")
         asked = received(north)
         assert north._beat()  # the last one for now
         looking.start()
@@ -71,7 +71,7 @@ def test_what_was_cut_goes_on_where_it_was(consortium, link, way, lost):
     with SlowLink(link.port, 20 * SLOW) as slow, consortium.fleet(slow, "north", patience=0.5) as north:
         north.connect()
         token = link.online()
-        sent = link.send("north", HEADER, small if way == "up" else large, 60, "1")
+        sent = send(link, "north", HEADER, small if way == "up" else large, 60, "1")
         asked = received(north) if way == "up" else None
 
         def carried(patience):
@@ -102,11 +102,11 @@ def test_what_is_asked_again_with_the_same_model_crosses_once(consortium, link):
     with SlowLink(link.port) as slow, consortium.fleet(slow, "north") as north:
         north.connect()
         for count in (1, 2):
-            link.send("north", {"count": count}, body, 60, "1")
+            send(link, "north", {"count": count}, body, 60, "1")
             asked = received(north)
             assert (asked.header, asked.body) == ({"count": count}, body) and north.answer(asked, {})
         assert 8 * SIZE < slow.carried["down"] < 9 * SIZE
-        link.send("north", HEADER, body[::-1], 60, "1")
+        send(link, "north", HEADER, body[::-1], 60, "1")
         assert received(north).body == body[::-1]
 
 

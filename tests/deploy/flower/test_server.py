@@ -22,7 +22,7 @@ from polysite.deploy.flower.messages import KEY, LAST, START, Letter, digest
 from polysite.deploy.flower.port import Pace
 from polysite.deploy.flower.server import Link
 from polysite.errors import PayloadError, RunError
-from wire_ends import HEADER, LARGE, collected, empty, exchange, hung_up, received, until
+from wire_ends import HEADER, LARGE, collected, empty, exchange, hung_up, received, send, until
 
 
 @pytest.fixture
@@ -57,12 +57,12 @@ def test_a_message_goes_there_and_back_and_leaves_nothing(link, north):
 
 
 def test_what_is_forgotten_is_gone_and_its_answer_is_not_taken(link, north):
-    sent = link.send("north", HEADER, b"abc", 60, "1")
+    sent = send(link, "north", HEADER, b"abc", 60, "1")
     asked = received(north)
     link.forget([sent])
     assert empty(link)
     assert north.answer(asked, {}, b"late") is False
-    sent = link.send("north", HEADER, b"abd", 60, "1")
+    sent = send(link, "north", HEADER, b"abd", 60, "1")
     fill = north._fill
     north._fill = lambda *args: link.forget([sent]) or fill(*args)  # while it is on its way
     assert north.receive() is None
@@ -70,13 +70,13 @@ def test_what_is_forgotten_is_gone_and_its_answer_is_not_taken(link, north):
 
 
 def test_a_message_that_got_lost_on_the_way_comes_again(consortium, link, north):
-    sent = link.send("north", HEADER, b"abc", 60, "1")
+    sent = send(link, "north", HEADER, b"abc", 60, "1")
     first = link.online()
     north.ask("POST", "next")  # and nobody heard the response
     assert received(north).body == b"abc"
     assert north.receive() is None  # what was received does not
     link.forget([sent])
-    link.send("north", HEADER, b"def", 60, "1")
+    send(link, "north", HEADER, b"def", 60, "1")
     north.ask("POST", "next")
     north.close()
     assert link.online() == {}
@@ -84,7 +84,7 @@ def test_a_message_that_got_lost_on_the_way_comes_again(consortium, link, north)
         again.connect()
         assert set(link.online()) == {"north"} and link.online() != first
         assert again.receive() is None  # what another start of the courier was given: the study asks anew
-        link.send("north", HEADER, b"ghi", 60, "1")
+        send(link, "north", HEADER, b"ghi", 60, "1")
         assert received(again).body == b"ghi"
         assert link.incidents() == []
 
@@ -97,7 +97,7 @@ def test_a_site_that_lost_the_coordinator_connects_again(consortium):
         token = link.online()
         north.connect()  # still known: the same connection
         assert link.online() == token
-        link.send("north", HEADER, b"abc", 60, "1")
+        send(link, "north", HEADER, b"abc", 60, "1")
         asked = received(north)
         link.__exit__()
         with pytest.raises(Lost, match="cannot be reached any more"):
@@ -116,7 +116,7 @@ def test_a_site_that_lost_the_coordinator_connects_again(consortium):
 
 
 def test_a_body_that_is_not_the_one_of_its_digest_is_refused(link, north):
-    sent = link.send("north", HEADER, b"abc", 60, "1")
+    sent = send(link, "north", HEADER, b"abc", 60, "1")
     link._gateway.sent[sent].body = b"abd"
     with pytest.raises(PayloadError, match="its body is not the one of its digest"):
         received(north)
@@ -124,10 +124,10 @@ def test_a_body_that_is_not_the_one_of_its_digest_is_refused(link, north):
 
 
 def test_no_answer_in_time(link, north, monkeypatch):
-    sent = link.send("north", HEADER, b"abc", 0.05, "1")
+    sent = send(link, "north", HEADER, b"abc", 0.05, "1")
     (answer,) = collected(link, sent)
     assert "no answer came in time" in answer.error and empty(link)
-    sent = link.send("north", HEADER, b"abc", 60, "1")
+    sent = send(link, "north", HEADER, b"abc", 60, "1")
     asked = received(north)
     monkeypatch.setattr(superlink, "_left", lambda asked: 0.0)  # the time to answer is over
     assert north.answer(asked, {}) is False
@@ -136,7 +136,7 @@ def test_no_answer_in_time(link, north, monkeypatch):
 def test_an_answer_beyond_the_limit_is_refused(consortium):
     with consortium.link(limit=LARGE) as link, consortium.fleet(link, "north") as north:
         north.connect()
-        sent = link.send("north", HEADER, b"abc", 60, "1")
+        sent = send(link, "north", HEADER, b"abc", 60, "1")
         asked = received(north)
         with pytest.raises(PayloadError, match="no message of this size"):
             north.answer(asked, {}, secrets.token_bytes(2 * LARGE))
@@ -162,9 +162,9 @@ def test_a_link_that_cannot_open_says_why(consortium, link):
         with pytest.raises(RunError, match=sentence):
             Link("127.0.0.1", port, **{**files, "sites": consortium.sites, **others}).__enter__()
     with pytest.raises(RunError, match="'north': it has not connected yet"):
-        link.send("north", {}, b"abc", 60, "1")
+        send(link, "north", {}, b"abc", 60, "1")
     with pytest.raises(RunError, match="'east': the sites are north, south"):
-        link.send("east", {}, b"", 60, "1")
+        send(link, "east", {}, b"", 60, "1")
     assert empty(link)
 
 
@@ -316,7 +316,7 @@ ATTACKS |= {each.__name__: each for each in (*KNOWN, what_is_of_another, crowd, 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_stranger_is_refused_and_noted_and_the_study_unharmed(consortium, study, name):
     link, north = study
-    sent = link.send("north", HEADER, b"before", 60, "1")
+    sent = send(link, "north", HEADER, b"before", 60, "1")
     asked = received(north)
     noted = ATTACKS[name](consortium, link)
     assert north.answer(asked, {}, b"after")
@@ -394,7 +394,7 @@ class Answer:
 
     def __init__(self, consortium, link, fleet, body=BODY):
         self.consortium, self.link, self.fleet = consortium, link, fleet
-        self.sent = link.send("north", HEADER, b"", 60, "1")
+        self.sent = send(link, "north", HEADER, b"", 60, "1")
         received(fleet)
         self.letter = Letter(self.sent, {"ok": True}, digest(body), len(body))
 
