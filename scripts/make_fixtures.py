@@ -25,8 +25,8 @@ import polysite as ps
 from consortium import NAMES, consortium, open_hospitals
 from polysite import config
 from polysite.deploy.coordinator import run as coordinator
-from polysite.engines.sites import Deadlines
 from polysite.engines.record import RoundRecord
+from polysite.engines.sites import Deadlines
 from polysite.engines.watch import Watch
 
 DEADLINES = Deadlines(quorum=3, deadline=120, grace=30, again=1, poll=0.02)

@@ -7,20 +7,15 @@ import ssl
 import time
 from base64 import b64encode
 from contextlib import closing, contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
-from polysite.deploy.certificates import issue, public_pem
+from polysite.deploy.certificates import SIGNATURE_OF_REQUEST, issue, public_pem
 from polysite.deploy.flower.client import Fleet
-from polysite.deploy.flower.messages import CHUNK, INSTANCE
+from polysite.deploy.flower.messages import INSTANCE, KEY, PREFIX, SIGNATURE, TIME
 from polysite.deploy.flower.server import Link
 
-from flwr.common.constant import TIMESTAMP_HEADER  # isort: skip
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-from flwr.supercore.date import now
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-
 HEADER = {"round": -(2**63), "wås": "tråin\0", "rate": 0.5, "last": False, "labels": ["a", "b"], "none": []}
+LARGE = (4 << 20) + 7  # bytes of a body that comes in many pieces
 
 
 class Consortium:
@@ -61,19 +56,18 @@ class Consortium:
 
     def signed(self, name, instance="i" * 32, behind=0):
         """The headers of a request, signed where the clock is so many seconds behind."""
-        moment = (now() - timedelta(seconds=behind)).isoformat()
+        moment = (datetime.now(UTC) - timedelta(seconds=behind)).isoformat()
         return {
-            FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(self.keys[name].public_key())).decode(),
-            FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(self.keys[name], moment.encode())).decode(),
-            TIMESTAMP_HEADER: moment,
+            KEY: b64encode(public_pem(self.keys[name].public_key())).decode(),
+            SIGNATURE: b64encode(self.keys[name].sign(moment.encode(), SIGNATURE_OF_REQUEST)).decode(),
+            TIME: moment,
             INSTANCE: instance,
-            "content-type": PROTOBUF_MEDIA_TYPE,
         }
 
-    def head(self, name, call, instance="i" * 32, **more):
+    def head(self, name, call, instance="i" * 32, method="POST", **more):
         """A signed request as bytes, up to its body."""
         headers = self.signed(name, instance) | {key.replace("_", "-"): value for key, value in more.items()}
-        lines = [f"POST /v1/fleet/{call} HTTP/1.1", *(f"{key}: {value}" for key, value in headers.items()), "", ""]
+        lines = [f"{method} {PREFIX}{call} HTTP/1.1", *(f"{key}: {value}" for key, value in headers.items()), "", ""]
         return "\r\n".join(lines).encode()
 
     def ask(self, link, name, path, headers, body=b"", method="POST"):
@@ -85,7 +79,7 @@ class Consortium:
             return answer.status, answer.read()
 
     def post(self, link, name, call, headers, body=b""):
-        return self.ask(link, name, f"/v1/fleet/{call}", headers, body)
+        return self.ask(link, name, PREFIX + call, headers, body)
 
     @contextmanager
     def dialled(self, link, name=None, tls=True):
@@ -133,10 +127,14 @@ def received(fleet):
     return until(fleet.receive)
 
 
-def exchange(link, fleet, size=CHUNK + 1000):
+def send(link, site, header, body, ttl, group):
+    return link.send_all({site: (header, body)}, ttl, group)[site]
+
+
+def exchange(link, fleet, size=LARGE):
     """There and back, bit for bit."""
     body = secrets.token_bytes(size)
-    sent = link.send("north", HEADER, body, 60, "1")
+    sent = send(link, "north", HEADER, body, 60, "1")
     asked = received(fleet)
     assert (asked.header, asked.body) == (HEADER, body)
     assert {k: type(v) for k, v in asked.header.items()} == {k: type(v) for k, v in HEADER.items()}
@@ -147,7 +145,5 @@ def exchange(link, fleet, size=CHUNK + 1000):
 
 
 def empty(link):
-    state = link._state
-    return not any(
-        map(len, (link._store, state.message_ins_store, state.message_res_store, state._object_push_sessions))
-    )
+    state = link._superlink._state
+    return not any(map(len, (link._gateway.sent, state.message_ins_store, state.message_res_store)))

@@ -21,7 +21,7 @@ from polysite.deploy.flower.connection import Lost, Refused
 from polysite.deploy.project import Project, SiteConfig
 from polysite.deploy.site import courier
 from polysite.errors import ConfigError, DataError, PayloadError, PolysiteError, RunError
-from wire_ends import HEADER, collected, exchange, received, until
+from wire_ends import HEADER, collected, exchange, received, send, until
 
 ADDRESS = "fl.example.org:9443"
 
@@ -172,7 +172,7 @@ def running(tmp_path, days=certificates.DAYS):
 
 def test_a_key_that_is_revoked_is_refused_at_the_next_message(tmp_path):
     with running(tmp_path) as (project, _, link, north):
-        sent = link.send("north", HEADER, b"abc", 60, "1")
+        sent = send(link, "north", HEADER, b"abc", 60, "1")
         asked = received(north)
         enrolment.revoke(project.folder, "north")
         assert link.online() == {}

@@ -27,6 +27,7 @@ except ImportError as problem:
 DAYS = 730  # validity of certificates
 AUTHORITY_DAYS = 3650  # validity of the authority, so that it can sign hospitals that come later
 SOON = timedelta(days=30)
+SIGNATURE_OF_REQUEST = ec.ECDSA(hashes.SHA256())
 MAX_REQUEST = 16 << 10  # bytes of a request for a certificate
 EARLY = timedelta(days=1)  # clocks differ
 
@@ -119,7 +120,7 @@ def certify(
 
 
 def public_pem(public: ec.EllipticCurvePublicKey) -> bytes:
-    """Return a public key in Flower's format."""
+    """Return a public key as PEM."""
     return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 

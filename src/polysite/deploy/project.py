@@ -1,8 +1,8 @@
 """The coordinator's project folder and a hospital's site folder, as ``polysite deploy init`` writes them.
 
 A small certificate authority signs one certificate for the server and one for every hospital, so that each side knows
-the other before a byte of a study is exchanged. A hospital has one P-384 key, for its certificate and for Flower's
-node authentication; the server knows its public key.
+the other before a byte of a study is exchanged. A hospital has one P-384 key, for its certificate and for the
+signatures of its requests; the server knows its public key.
 
 ::
 
@@ -59,7 +59,7 @@ class Project:
         address: host:port at which hospitals reach the server.
         host: Address to listen on.
         port: Port to listen on.
-        sites: Public key of every hospital that was enrolled, in Flower's format.
+        sites: Public key of every hospital that was enrolled, as PEM.
         min_sites: Number of sites that a round needs.
         deadline: Seconds after which a round continues without missing sites.
         invited: Hospitals that have no certificate yet.
@@ -263,7 +263,7 @@ class SiteConfig:
         return (*remarks, *policy.remarks, *_exposed([self.key, *login]))
 
     def _check_certificate(self, now: datetime) -> tuple[str, ...]:
-        """Check the key and the certificate with which Flower connects; return what to remark about them."""
+        """Check the key and the certificate with which the courier connects; return what to remark about them."""
         if not self.key.exists():
             raise DataError(f"{self.key} is missing; 'polysite site enrol' makes a key and a request for a certificate")
         if not self.certificate.exists():
@@ -491,7 +491,7 @@ def _sites(text: str) -> dict[str, Any]:
 
 
 def public_key(name: str, line: Any) -> bytes:
-    """Return a public key of server.toml in Flower's format, that of its ``public_key_to_bytes``."""
+    """Return a public key of server.toml as PEM."""
     key = certificates.read_public(line)
     if key is None:
         raise ConfigError(

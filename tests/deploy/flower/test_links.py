@@ -13,15 +13,15 @@ import pytest
 from polysite.deploy import enrolment
 from polysite.deploy import project as projects
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.flower import gateway, messages
+from polysite.deploy.flower import port
 from polysite.deploy.flower.client import Fleet
 from polysite.deploy.flower.connection import Lost, Refused
-from polysite.deploy.flower.gateway import Pace
+from polysite.deploy.flower.port import Pace
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.proxy import Proxy
 from polysite.deploy.site import courier, worker_process
 from slow_link import SlowLink
-from wire_ends import HEADER, collected, empty, exchange, received, until
+from wire_ends import HEADER, collected, empty, exchange, received, send, until
 
 SLOW, DELAY = 256e3 / 8, 0.3  # 256 kbit/s, 300 ms
 CLOSED = 1  # a port without a listener
@@ -30,7 +30,7 @@ SIZE = 80 << 10  # bytes of a small model: two and a half seconds each way
 
 @pytest.fixture
 def link(consortium, monkeypatch):
-    monkeypatch.setattr(gateway, "CONFIRM", 0.3)
+    monkeypatch.setattr(port, "CONFIRM", 0.3)
     with consortium.link(pace=Pace(silence=3.0, window=60, rate=1000)) as link:
         yield link
 
@@ -42,7 +42,7 @@ def test_a_model_goes_over_a_link_of_256_kbit_with_300_ms_there_and_back(consort
     size, there, over = 128 << 10, [], threading.Event()
     body = secrets.token_bytes(size)
     with SlowLink(link.port, SLOW, DELAY) as slow, consortium.fleet(slow, "north", timeout=3.0) as north:
-        north._beat = lambda: True
+        north._beat_on = lambda: None
         north.connect()
 
         def look():
@@ -50,8 +50,9 @@ def test_a_model_goes_over_a_link_of_256_kbit_with_300_ms_there_and_back(consort
                 there.append("north" in link.online())
 
         looking = threading.Thread(target=look)
-        sent = link.send("north", HEADER, body, 60, "1")
+        sent = send(link, "north", HEADER, body, 60, "1")
         asked = received(north)
+        assert north._beat()  # the last one for now
         looking.start()
         assert north.answer(asked, {}, body)
         over.set()
@@ -65,14 +66,12 @@ def test_a_model_goes_over_a_link_of_256_kbit_with_300_ms_there_and_back(consort
 
 @pytest.mark.parametrize("lost", [False, True], ids=["soon mended", "mended after the site gave up"])
 @pytest.mark.parametrize("way", ["up", "down"])
-def test_what_was_cut_goes_on_where_it_was(consortium, link, monkeypatch, way, lost):
-    if (way, lost) == ("down", True):
-        monkeypatch.setattr(messages, "CHUNK", SIZE)
+def test_what_was_cut_goes_on_where_it_was(consortium, link, way, lost):
     large, small = secrets.token_bytes(8 * SIZE), b"abc"
     with SlowLink(link.port, 20 * SLOW) as slow, consortium.fleet(slow, "north", patience=0.5) as north:
         north.connect()
         token = link.online()
-        sent = link.send("north", HEADER, small if way == "up" else large, 60, "1")
+        sent = send(link, "north", HEADER, small if way == "up" else large, 60, "1")
         asked = received(north) if way == "up" else None
 
         def carried(patience):
@@ -98,27 +97,17 @@ def test_what_was_cut_goes_on_where_it_was(consortium, link, monkeypatch, way, l
     assert empty(link)
 
 
-def test_a_request_whose_receipt_was_confirmed_into_a_cut_is_not_lost(consortium, link):
-    """The coordinator takes it for received and would not send it again."""
-    with consortium.fleet(link, "north", patience=0.1) as north:
+def test_what_is_asked_again_with_the_same_model_crosses_once(consortium, link):
+    body = secrets.token_bytes(8 * SIZE)
+    with SlowLink(link.port) as slow, consortium.fleet(slow, "north") as north:
         north.connect()
-        confirm = north.client.ConfirmMessageReceived
-
-        def cut(request):
-            confirm(request)
-            raise ConnectionResetError
-
-        north.client.ConfirmMessageReceived = cut
-        sent = link.send("north", HEADER, b"abc", 60, "1")
-        with pytest.raises(Lost):
-            received(north)
-        north.client.ConfirmMessageReceived = confirm
-        north.connect()
-        asked = received(north)
-        assert asked.body == b"abc" and north.answer(asked, {}, b"def")
-        assert collected(link, sent)[0].body == b"def"
-        assert north.receive() is None
-    assert empty(link)
+        for count in (1, 2):
+            send(link, "north", {"count": count}, body, 60, "1")
+            asked = received(north)
+            assert (asked.header, asked.body) == ({"count": count}, body) and north.answer(asked, {})
+        assert 8 * SIZE < slow.carried["down"] < 9 * SIZE
+        send(link, "north", HEADER, body[::-1], 60, "1")
+        assert received(north).body == body[::-1]
 
 
 # proxies

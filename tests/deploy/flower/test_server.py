@@ -1,36 +1,28 @@
 """Both ends of the wire on real sockets: what goes through, what is refused, and that neither harms the other."""
 
-import datetime
-import hashlib
+import ast
 import json
+import pydoc
 import secrets
 import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
-from google.protobuf.message import DecodeError
 
-from polysite.deploy.flower import gateway
+from polysite.deploy.flower import connection, superlink
 from polysite.deploy.flower.connection import Lost, Refused
-from polysite.deploy.flower.gateway import Pace
-from polysite.deploy.flower.inner_parts import missing_parts
-from polysite.deploy.flower.messages import CHUNK, Chunk, deflate, inflate, pack, read_content, unpack, wrap
-from polysite.deploy.flower.objects import pulled, pushed, read_pushed
+from polysite.deploy.flower.messages import KEY, LAST, START, Letter, digest
+from polysite.deploy.flower.port import Pace
 from polysite.deploy.flower.server import Link
 from polysite.errors import PayloadError, RunError
-from wire_ends import HEADER, collected, empty, exchange, hung_up, received, until
-
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict  # isort: skip
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushObjectRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
-from flwr.supercore.date import now
+from wire_ends import HEADER, LARGE, collected, empty, exchange, hung_up, received, send, until
 
 
 @pytest.fixture
@@ -59,39 +51,41 @@ def study(consortium):
 
 def test_a_message_goes_there_and_back_and_leaves_nothing(link, north):
     assert north.receive() is None
-    exchange(link, north, size=3 * CHUNK + 7)
+    exchange(link, north, size=LARGE)
     exchange(link, north, size=0)
-    assert empty(link) and not link._sent and link.incidents() == []
+    assert empty(link) and link.incidents() == []
 
 
 def test_what_is_forgotten_is_gone_and_its_answer_is_not_taken(link, north):
-    sent = link.send("north", HEADER, b"abc", 60, "1")
+    sent = send(link, "north", HEADER, b"abc", 60, "1")
     asked = received(north)
     link.forget([sent])
     assert empty(link)
     assert north.answer(asked, {}, b"late") is False
-    sent = link.send("north", HEADER, b"abc", 60, "1")
-    pull = north._pull
-    north._pull = lambda *args: link.forget([sent]) or pull(*args)  # while it is on its way
+    sent = send(link, "north", HEADER, b"abd", 60, "1")
+    fill = north._fill
+    north._fill = lambda *args: link.forget([sent]) or fill(*args)  # while it is on its way
     assert north.receive() is None
     assert empty(link) and list(link.collect([sent])) == []
 
 
 def test_a_message_that_got_lost_on_the_way_comes_again(consortium, link, north):
-    sent = link.send("north", HEADER, b"abc", 60, "1")
+    sent = send(link, "north", HEADER, b"abc", 60, "1")
     first = link.online()
-    north.client.PullMessages(PullMessagesRequest(node=north.node))  # and nobody heard the response
+    north.ask("POST", "next")  # and nobody heard the response
     assert received(north).body == b"abc"
-    assert north.receive() is None  # what was confirmed does not
+    assert north.receive() is None  # what was received does not
     link.forget([sent])
-    link.send("north", HEADER, b"def", 60, "1")
-    north.client.PullMessages(PullMessagesRequest(node=north.node))
+    send(link, "north", HEADER, b"def", 60, "1")
+    north.ask("POST", "next")
     north.close()
     assert link.online() == {}
     with consortium.fleet(link, "north") as again:
         again.connect()
         assert set(link.online()) == {"north"} and link.online() != first
-        assert received(again).body == b"def"
+        assert again.receive() is None  # what another start of the courier was given: the study asks anew
+        send(link, "north", HEADER, b"ghi", 60, "1")
+        assert received(again).body == b"ghi"
         assert link.incidents() == []
 
 
@@ -103,7 +97,7 @@ def test_a_site_that_lost_the_coordinator_connects_again(consortium):
         token = link.online()
         north.connect()  # still known: the same connection
         assert link.online() == token
-        link.send("north", HEADER, b"abc", 60, "1")
+        send(link, "north", HEADER, b"abc", 60, "1")
         asked = received(north)
         link.__exit__()
         with pytest.raises(Lost, match="cannot be reached any more"):
@@ -121,43 +115,33 @@ def test_a_site_that_lost_the_coordinator_connects_again(consortium):
         exchange(link, north)
 
 
-def test_an_object_that_is_empty_and_a_chunk_of_two_sizes_are_refused(link, north, monkeypatch):
-    empty_one = PullObjectResponse(object_found=True, object_available=True).SerializeToString()
-    sent = gateway._sent
-    monkeypatch.setattr(gateway, "_sent", lambda *a: [empty_one] if isinstance(a[1], Chunk) else sent(*a))
-    link.send("north", HEADER, b"abc", 60, "1")
-    with pytest.raises(PayloadError, match="an object is empty"):
+def test_a_body_that_is_not_the_one_of_its_digest_is_refused(link, north):
+    sent = send(link, "north", HEADER, b"abc", 60, "1")
+    link._gateway.sent[sent].body = b"abd"
+    with pytest.raises(PayloadError, match="its body is not the one of its digest"):
         received(north)
-    with pytest.raises(PayloadError, match="different size"):
-        north._pull_chunk(north.node, 0, "0" * 64, [memoryview(bytearray(3)), memoryview(bytearray(4))])
+    assert north.receive() is None  # it would be the same again
 
 
-def test_no_answer_in_time_and_answers_that_are_none(link, north, monkeypatch):
-    sent = link.send("north", HEADER, b"abc", 0.05, "1")
+def test_no_answer_in_time(link, north, monkeypatch):
+    sent = send(link, "north", HEADER, b"abc", 0.05, "1")
     (answer,) = collected(link, sent)
     assert "no answer came in time" in answer.error and empty(link)
-    sent = link.send("north", HEADER, b"abc", 60, "1")
+    sent = send(link, "north", HEADER, b"abc", 60, "1")
     asked = received(north)
-    with monkeypatch.context() as patch:  # by this clock the time to answer is over
-        patch.setattr("flwr.app.message.message.now", lambda: now() + datetime.timedelta(hours=1))
-        assert north.answer(asked, {}) is False
-    records = RecordDict({"header": ConfigRecord({}), "odd": MetricRecord({"a": 1})})
-    with monkeypatch.context() as patch:
-        patch.setattr("polysite.deploy.flower.client.pack", lambda *_: records)
-        assert north.answer(asked, {})
-    (answer,) = collected(link, sent)
-    assert "not header, odd" in answer.error and empty(link)
+    monkeypatch.setattr(superlink, "_left", lambda asked: 0.0)  # the time to answer is over
+    assert north.answer(asked, {}) is False
 
 
 def test_an_answer_beyond_the_limit_is_refused(consortium):
-    with consortium.link(limit=CHUNK) as link, consortium.fleet(link, "north") as north:
+    with consortium.link(limit=LARGE) as link, consortium.fleet(link, "north") as north:
         north.connect()
-        sent = link.send("north", HEADER, b"abc", 60, "1")
+        sent = send(link, "north", HEADER, b"abc", 60, "1")
         asked = received(north)
         with pytest.raises(PayloadError, match="no message of this size"):
-            north.answer(asked, {}, secrets.token_bytes(2 * CHUNK))
+            north.answer(asked, {}, secrets.token_bytes(2 * LARGE))
         (answer,) = collected(link, sent)
-        assert f"more than {CHUNK} bytes" in answer.error and empty(link)
+        assert f"more than {LARGE} bytes" in answer.error and empty(link)
         assert [i["site"] for i in link.incidents()] == ["north"]
         exchange(link, north, size=1000)
 
@@ -169,7 +153,7 @@ def test_a_link_that_cannot_open_says_why(consortium, link):
     files = consortium.files("server")
     for others, port, sentence in (
         ({}, link.port, "cannot listen at 127.0.0.1"),
-        ({"key": consortium.folder / "none.key"}, 0, "there is no file .*none.key"),
+        ({"key": consortium.folder / "none.key"}, 0, "none.key are not a certificate and its key: .*No such file"),
         ({"key": consortium.folder / "north.key"}, 0, "are not a certificate and its key"),
         ({"ca": consortium.folder / "north.key"}, 0, "cannot be read as the certificate of the consortium"),
         ({"sites": {"north": b"rubbish"}}, 0, "the key of 'north' cannot be read"),
@@ -178,14 +162,21 @@ def test_a_link_that_cannot_open_says_why(consortium, link):
         with pytest.raises(RunError, match=sentence):
             Link("127.0.0.1", port, **{**files, "sites": consortium.sites, **others}).__enter__()
     with pytest.raises(RunError, match="'north': it has not connected yet"):
-        link.send("north", {}, b"abc", 60, "1")
+        send(link, "north", {}, b"abc", 60, "1")
     with pytest.raises(RunError, match="'east': the sites are north, south"):
-        link.send("east", {}, b"", 60, "1")
+        send(link, "east", {}, b"", 60, "1")
     assert empty(link)
 
 
+class Late(connection.datetime):
+    """A clock that is an hour behind."""
+
+    @classmethod
+    def now(cls, zone):
+        return super().now(zone) - timedelta(hours=1)
+
+
 def test_a_site_that_cannot_connect_says_why(consortium, link, north, monkeypatch):
-    late = now() - datetime.timedelta(hours=1)
     for name, others, slowly, sentence in (
         ("unregistered", {}, True, "does not know this site's key"),
         ("north", {}, False, "in use elsewhere"),
@@ -195,21 +186,19 @@ def test_a_site_that_cannot_connect_says_why(consortium, link, north, monkeypatc
     ):
         with monkeypatch.context() as patch:
             if others.pop("late", False):
-                patch.setattr("flwr.supernode.node_auth_http_interceptor.now", lambda: late)
+                patch.setattr(connection, "datetime", Late)
             with consortium.fleet(link, name, **others) as fleet, pytest.raises(Refused, match=sentence) as refused:
                 fleet.connect()
             assert slowly in (None, refused.value.slowly)
     with pytest.raises(RunError, match="cannot be read as this site's key"):
         consortium.fleet(link, "nobody")
-    with pytest.raises(RunError, match="every 10 s to 30 min"):
-        consortium.fleet(link, "north", heartbeat=1)
     exchange(link, north)
 
 
 # Strangers
 
 
-POST = b"POST /v1/fleet/activate-node HTTP/1.1\r\n"
+POST = b"POST /v1/polysite/connect HTTP/1.1\r\n"
 
 
 def raw(sent, noted, name="south", tls=True, said=b""):
@@ -226,7 +215,7 @@ def raw(sent, noted, name="south", tls=True, said=b""):
     return attack
 
 
-def refused(consortium, link, name, headers, call="pull-messages", body=b""):
+def refused(consortium, link, name, headers, call="next", body=b""):
     """The status of a refusal, and its word."""
     status, said = consortium.post(link, name, call, headers, body)
     return status, json.loads(said)["detail"]
@@ -239,49 +228,50 @@ def unregistered_key(consortium, link):
 
 
 def forged_signature(consortium, link):
-    key = FLEET_HTTP_PUBLIC_KEY_HEADER
-    headers = consortium.signed("unregistered") | {key: consortium.signed("north")[key]}
+    headers = consortium.signed("unregistered") | {KEY: consortium.signed("north")[KEY]}
     assert refused(consortium, link, "unregistered", headers) == (401, "signature")
     return "a signature that is not of this key"
 
 
-def activation(consortium, site):
-    return ActivateNodeRequest(public_key=consortium.sites[site], heartbeat_interval=10).SerializeToString()
-
-
 def second_place(consortium, link):
-    for call, body in (("activate-node", activation(consortium, "north")), ("pull-messages", b"")):
-        assert refused(consortium, link, "north", consortium.signed("north"), call, body) == (409, "elsewhere")
+    for call in ("connect", "next"):
+        assert refused(consortium, link, "north", consortium.signed("north"), call) == (409, "elsewhere")
     return "second place"
 
 
-def activated(consortium, link):
-    headers, body = consortium.signed("south"), activation(consortium, "south")
-    assert consortium.post(link, "south", "activate-node", headers, body)[0] == 200
-    return Node(node_id=link._nodes["south"])
+def connected(consortium, link):
+    assert consortium.post(link, "south", "connect", consortium.signed("south"))[0] == 200
 
 
 def replayed(consortium, link):
-    beat = SendNodeHeartbeatRequest(node=activated(consortium, link), heartbeat_interval=10).SerializeToString()
+    connected(consortium, link)
     headers = consortium.signed("south")
-    assert consortium.post(link, "south", "send-node-heartbeat", headers, beat)[0] == 200
-    assert refused(consortium, link, "south", headers, "send-node-heartbeat", beat) == (401, "replayed")
+    assert consortium.post(link, "south", "beat", headers)[0] == 200
+    assert refused(consortium, link, "south", headers, "beat") == (401, "replayed")
     return "a request that was seen before"
 
 
 def other_doors(consortium, link):
-    ways = [("POST", f"/v1/{way}") for way in ("fleet/register-node", "control/start-run", "runtime/push-object")]
-    for method, path in (*ways, ("GET", "/v1/fleet/pull-object"), ("GET", "/docs")):
+    flowers = ("fleet/register-node", "fleet/pull-messages", "control/start-run", "runtime/push-object")
+    ways = [("POST", f"/v1/{way}") for way in (*flowers, "polysite/run", "polysite/body/1")]
+    for method, path in (*ways, ("GET", "/v1/polysite/next"), ("GET", "/docs")):
         assert consortium.ask(link, "south", path, consortium.signed("south"), method=method)[0] == 404
     return "asked for GET '/docs'"
 
 
-def in_the_name_of_another(consortium, link):
-    activated(consortium, link)
-    request = PullObjectRequest(node=Node(node_id=link._nodes["north"]), run_id=link._run, object_id="0" * 64)
-    headers, body = consortium.signed("south"), request.SerializeToString()
-    assert consortium.post(link, "south", "pull-object", headers, body)[0] == 403
-    return "a request in the name of another"
+def what_is_of_another(consortium, link):
+    """Its requests and answers are those of another site: it can neither read nor write them."""
+    connected(consortium, link)
+    (sent,) = link._gateway.sent
+    letter = Letter(sent, {}, digest(b"bad"), 3)
+    for method, call, body in (("GET", f"body/{sent}", b""), ("POST", "answer", letter.dump())):
+        assert consortium.ask(link, "south", f"/v1/polysite/{call}", consortium.signed("south"), body, method)[0] == 410
+    assert (
+        consortium.ask(link, "south", f"/v1/polysite/upload/{sent}", consortium.signed("south"), b"b", "PUT")[0] == 410
+    )
+    assert consortium.post(link, "south", "next", consortium.signed("south") | {LAST: sent})[0] == 204
+    assert consortium.post(link, "south", "answer", consortium.signed("south"), b"[]")[0] == 400
+    return "an answer that is none"
 
 
 def crowd(consortium, link):
@@ -289,10 +279,11 @@ def crowd(consortium, link):
     with ExitStack() as stack:
         callers = [stack.enter_context(consortium.dialled(link, "south")) for _ in range(30)]
         assert all(hung_up(caller) == b"" for caller in callers[:22])
-        assert consortium.post(link, "north", "pull-messages", {})[0] == 401  # it is heard, though it said nothing
+        assert consortium.post(link, "north", "next", {})[0] == 401  # it is heard, though it said nothing
         found = [(i["site"], i["count"]) for i in link.incidents() if i["what"] == "too many connections"]
         assert found == [("south", 22)]
         stack.enter_context(consortium.dialled(link, "south"))
+        assert hung_up(callers[22]) == b""
     return "too many connections"
 
 
@@ -311,21 +302,21 @@ ATTACKS = {
     "plain text": raw(POST + b"Host: a\r\n\r\n", "no handshake: HTTP_REQUEST", tls=False),
     "garbage": raw(b"\x16\x03\x01" + BYTES, "no handshake", tls=False),
     "garbage inside": raw(BYTES, "not HTTP", said=b"400"),
-    "ten gigabytes": raw(lambda c: c.head("south", "activate-node", content_length=10**10), TOO_LARGE, said=b" 413 "),
+    "ten gigabytes": raw(lambda c: c.head("south", "connect", content_length=10**10), TOO_LARGE, said=b" 413 "),
     "a body without end": raw(
-        lambda c: c.head("south", "activate-node", transfer_encoding="chunked") + 20 * CHUNKED,
+        lambda c: c.head("south", "connect", transfer_encoding="chunked") + 20 * CHUNKED,
         "a request that does not announce its size",
     ),
     "endless headers": raw(POST + 2000 * (b"a: " + b"b" * 10_000 + b"\r\n"), "headers that do not end"),
 }
 KNOWN = (unregistered_key, forged_signature, second_place, replayed, other_doors)
-ATTACKS |= {each.__name__: each for each in (*KNOWN, in_the_name_of_another, crowd, idle_callers)}
+ATTACKS |= {each.__name__: each for each in (*KNOWN, what_is_of_another, crowd, idle_callers)}
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_stranger_is_refused_and_noted_and_the_study_unharmed(consortium, study, name):
     link, north = study
-    sent = link.send("north", HEADER, b"before", 60, "1")
+    sent = send(link, "north", HEADER, b"before", 60, "1")
     asked = received(north)
     noted = ATTACKS[name](consortium, link)
     assert north.answer(asked, {}, b"after")
@@ -363,8 +354,9 @@ def test_whoever_is_slow_is_dropped_and_the_study_unharmed(consortium):
                     connection.sendall(bytes([byte]))
                     time.sleep(pause)
 
-        head = consortium.head("south", "activate-node", content_length=1000)
-        silent = consortium.head("south", "activate-node", content_length=1000)
+        connected(consortium, link)
+        head = consortium.head("south", "renew", content_length=1000)
+        silent = consortium.head("south", "renew", content_length=1000)
         attacks = [
             lambda: raw(b"", "", tls=False)(consortium, link),
             lambda: raw(silent, "", said=b" 408 ")(consortium, link),
@@ -391,84 +383,168 @@ def test_a_flood_of_incidents_stays_small(link):
     assert link.incidents() == []
 
 
-# Records
+# Answers that are uploaded in parts
 
 
-def deflated(records):
-    metadata = Metadata(1, "", 1, 2, "", "", now().timestamp(), 60.0, "train")
-    tree, objects = deflate(Message(metadata=metadata, content=records))
-    return tree.object_id, {name: each.deflate() for name, each in objects.items()}
+BODY = secrets.token_bytes(1000)
 
 
-def test_objects_are_put_together_and_taken_apart_as_protobuf_does():
-    content, whole = wrap(bytes(300))["payload"]._chunks[0][1], b"ArrayChunk  300\0" + bytes(300)
-    request = PushObjectRequest(node=Node(node_id=1 << 60), run_id=2, object_id="o", session_id="s")
-    body = b"".join(pushed(request, content))
-    assert PushObjectRequest.FromString(body).object_content == whole and read_pushed(body) == (request, whole)
-    assert PullObjectResponse.FromString(b"".join(pulled(content))).object_content == whole
-    for odd in (body[:-1], b"\xff" * 20, b"\x0b", b"\x0a\x7f"):
-        with pytest.raises(DecodeError):
-            read_pushed(odd)
+class Answer:
+    """The answer of north to a request: announced, and then uploaded in any parts."""
+
+    def __init__(self, consortium, link, fleet, body=BODY):
+        self.consortium, self.link, self.fleet = consortium, link, fleet
+        self.sent = send(link, "north", HEADER, b"", 60, "1")
+        received(fleet)
+        self.letter = Letter(self.sent, {"ok": True}, digest(body), len(body))
+
+    @property
+    def arrival(self):
+        return self.link._gateway.sent[self.sent].arrival
+
+    def ask(self, method, call, body, headers={}):  # noqa: B006
+        """How many bytes have arrived, or the status of a refusal."""
+        try:
+            return int(self.fleet.ask(method, call, body, headers))
+        except connection.Declined as declined:
+            return -declined.status
+
+    def announce(self):
+        return self.ask("POST", "answer", self.letter.dump())
+
+    def upload(self, start, body):
+        return self.ask("PUT", f"upload/{self.sent}", body, {START: str(start)})
+
+    @contextmanager
+    def stalled(self, body):
+        """A connection of north over which an upload comes, but for its last 500 bytes."""
+        instance = self.fleet._who["x-polysite-instance"]
+        head = self.consortium.head("north", f"upload/{self.sent}", instance, "PUT", content_length=len(body))
+        with self.consortium.dialled(self.link, "north") as slow:
+            slow.sendall(head + body[:-500])
+            until(lambda: self.arrival.arrived == len(body) - 500)
+            yield slow
+
+    def arrives(self):
+        (answer,) = collected(self.link, self.sent)
+        assert (answer.error, bytes(answer.body), answer.header) == ("", BODY, {"ok": True}) and empty(self.link)
+        self.link.incidents()
+        return answer
 
 
-def test_an_object_under_a_wrong_name_is_refused():
-    chunk = wrap(bytes(300))["payload"]._chunks[0][1]
-    sound, long = chunk.deflate(), b"ArrayChunk  5\0" + bytes(300)  # its head is wrong, its name is right
-    assert read_content(chunk.object_id, memoryview(sound)).data == bytes(300)
-    for name, content, said in (
-        ("0" * 64, sound, "not the one of its name"),
-        (chunk.object_id, sound[:-1], "not the one of its name"),
-        (hashlib.sha256(long).hexdigest(), long, "length"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            read_content(name, memoryview(content))
+@pytest.fixture
+def answer(consortium, study):
+    return Answer(consortium, *study)
 
 
-def array(dtype="uint8", shape=(3,), stype="safetensors", name="payload"):
-    return ArrayRecord({name: Array(dtype, shape, stype, b"abc")})
+def test_parts_that_do_not_fit_are_refused(answer):
+    assert answer.upload(0, BODY) == -416  # it was not announced
+    assert answer.announce() == 0
+    assert answer.upload(1, BODY[1:]) == -416  # nothing has arrived yet
+    assert answer.upload(0, BODY + b"x") == -416
+    assert answer.upload(0, BODY[:300]) == 300
+    assert answer.upload(0, BODY) == -416  # not from its beginning again
+    assert answer.announce() == 300
+    assert answer.ask("PUT", f"upload/{answer.sent}", b"", {START: "-1"}) == -400
+    assert answer.upload(300, bytes(700)) == -400  # together they are not the body of this digest
+    assert answer.upload(0, BODY) == -416
+    assert answer.announce() == 0 and list(answer.link.collect([answer.sent])) == []
+    assert answer.upload(0, BODY) == len(BODY)
+    assert answer.upload(0, BODY) == -416  # what was verified cannot be written again
+    assert answer.announce() == len(BODY)  # it missed the response
+    answer.letter = replace(answer.letter, header={})
+    assert answer.announce() == -410
+    answer.arrives()
 
 
-SOUND = {"header": ConfigRecord({})}
-BODIES = [array(name="other"), array(dtype="float32"), array(shape=(4,)), array(stype="numpy.ndarray"), ArrayRecord()]
-HEADERS = [{}, {"body": array()}, {"header": MetricRecord({"a": 1})}, {"header": ConfigRecord({"a": b"bytes"})}]
+def test_an_upload_that_stalls_cannot_write_after_another_took_over(answer):
+    assert answer.announce() == 0
+    with answer.stalled(BODY[:-500] + bytes(500)) as slow:
+        assert answer.announce() == 500  # what has arrived; the former request is over
+        with suppress(OSError):
+            slow.sendall(bytes(500))  # other bytes
+        assert answer.upload(500, BODY[500:]) == len(BODY)
+    answer.arrives()
 
 
-@pytest.mark.parametrize(
-    "records",
-    [*HEADERS, *({**SOUND, "body": each} for each in (ConfigRecord({}), *BODIES)), {**SOUND, "more": array()}],
-)
-def test_records_that_nobody_packs_are_refused(records):
-    with pytest.raises(PayloadError):
-        unpack(RecordDict(records))
+def test_an_upload_that_stalls_cannot_write_to_what_replaced_or_forgot_it(answer):
+    assert answer.announce() == 0
+    letter, answer.letter = answer.letter, replace(answer.letter, header={"other": 1})
+    with answer.stalled(bytes(1000)) as slow:
+        former = answer.arrival.memory
+        assert answer.announce() == 0  # a courier that was killed answers anew
+        assert answer.arrival.memory.obj is not former.obj
+        answer.letter = letter
+        assert answer.announce() == 0 and answer.upload(0, BODY) == len(BODY)
+        with suppress(OSError):
+            slow.sendall(bytes(500))
+        answer.arrives()
+
+
+def test_memory_for_which_there_is_no_room_is_refused(answer, monkeypatch):
+    def none(size):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("polysite.deploy.flower.gateway.room", none)
+        assert answer.announce() == -503
+    assert answer.announce() == 0 and answer.upload(0, BODY) == len(BODY)
+    answer.arrives()
+
+
+# Letters
 
 
 @pytest.mark.parametrize("value", [None, b"bytes", [1, "a"], [1, True], 2**63, {"a": 1}, [[1]]])
 def test_headers_that_are_not_plain_are_refused(value):
     with pytest.raises(PayloadError, match="'field'"):
-        pack({"field": value})
+        Letter("1", {"field": value}).dump()
 
 
-def test_contents_that_make_no_message_or_a_huge_one_are_refused():
-    name, contents = deflated(pack({}, b"abc"))
-    (bomb,) = (each for each, content in contents.items() if content.startswith(b"Array "))
-    listed = contents[bomb].replace(b'"arraychunk_ids": [0]', b'"arraychunk_ids": [' + b"0, " * 999 + b"0]")
-    for damage, sentence in (
-        ({bomb: listed}, "may hold 1000 more bytes, not 3000"),
-        ({bomb: listed.replace(b"0, " * 999, b"0, " * 9)}, "not in 10 chunks"),
-        ({bomb: b"Array  0\0"}, "not a message"),
-        ({name: b"Message  3\0abc"}, "not a message"),
-        ({name: contents[bomb]}, "is a Array, not a message|not a message"),
-    ):
-        with pytest.raises(PayloadError, match=sentence):
-            inflate(name, contents | damage, 1000)
-    with pytest.raises(PayloadError, match="not a message"):
-        inflate(name, {name: contents[name]}, 1000)
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"id": 1}',
+        b'{"id": "1", "more": 2}',
+        b'{"id": "1", "header": []}',
+        b'{"id": "1", "header": {"a": null}}',
+        b'{"id": "1", "header": {"a": {"b": 1}}}',
+        b'{"id": "1", "size": -1, "digest": "a"}',
+        b'{"id": "1", "size": 1}',
+        b'{"id": "1", "size": true, "digest": "a"}',
+        b'{"id": "1", "size": 1e300, "digest": "a"}',
+        b'{"id": "1", "size": 0, "digest": "a"}',
+    ],
+)
+def test_letters_that_nobody_writes_are_refused(text):
+    with pytest.raises(PayloadError):
+        Letter.load(text)
 
 
-def test_the_courier_needs_no_torch():
-    code = "import sys, polysite.deploy.flower.client; sys.exit(bool({'torch', 'monai'} & set(sys.modules)))"
+def test_the_courier_needs_neither_torch_nor_flower():
+    code = "import sys, polysite.deploy.flower.client; sys.exit(bool({'torch', 'monai', 'flwr'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_flower_has_all_inner_parts_that_are_used():
-    assert not missing_parts(), f"flwr {version('flwr')} moved or removed these"
+def test_flower_has_the_few_inner_parts_that_are_used_and_no_others_are():
+    found = set()
+    for path in Path(superlink.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flwr."):
+                found |= {f"{node.module}.{each.name}" for each in node.names if node.module != "flwr.app"}
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self._state", "state"):
+                found.add(f"{superlink.STATE}.{node.attr}")
+    enums = {part.rpartition(".")[0] for part in superlink.INNER_PARTS if part.count("Status.") + part.count("Type.")}
+    assert found - enums == {part for part in superlink.INNER_PARTS if part.rpartition(".")[0] not in enums}
+    assert len(superlink.INNER_PARTS) <= 25
+    state = superlink.SuperLink({})._state
+    for part in superlink.INNER_PARTS:
+        owner, _, name = part.rpartition(".")
+        assert hasattr(state if owner == superlink.STATE else pydoc.locate(owner), name), (
+            f"flwr {version('flwr')}: {part}"
+        )

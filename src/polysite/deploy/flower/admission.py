@@ -12,20 +12,16 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from typing import Any
 
-from polysite.deploy.certificates import SOON
-from polysite.deploy.flower import messages  # noqa: F401  # silences Flower before it is imported
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from polysite.deploy.certificates import SIGNATURE_OF_REQUEST, SOON
+from polysite.deploy.flower.messages import KEY, SIGNATURE, TIME
 from polysite.deploy.revocations import Revocations
+from polysite.errors import RunError
 
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey  # isort: skip  # from here on: dependencies of Flower
-from flwr.common.constant import (
-    SYSTEM_TIME_TOLERANCE,
-    TIMESTAMP_HEADER,
-    TIMESTAMP_TOLERANCE,
-)
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-from flwr.supercore.date import now
-from flwr.supercore.primitives.asymmetric import verify_signature
-
+BEHIND, AHEAD = 305.0, 5.0  # seconds by which the clock of a site may differ
 SILENT = 15.0  # seconds without a request of a site, which sends a heartbeat every five
 MAX_INCIDENTS = 255  # different ones between two calls of ``incidents``
 log = logging.getLogger("polysite.link")
@@ -43,35 +39,36 @@ class Admission:
     """Authenticates requests and records refusals.
 
     Args:
-        sites: Public key of every site, as bytes.
-        keys: The same keys, to verify signatures with.
+        sites: Public key of every site.
+        revoked: Keys that are not accepted any more.
     """
 
-    def __init__(self, sites: Mapping[str, bytes], keys: Mapping[str, EllipticCurvePublicKey]):
-        self._sites, self._public, self._keys = {key: site for site, key in sites.items()}, dict(sites), keys
-        self.revoked = Revocations(None)
+    def __init__(self, sites: Mapping[str, bytes], revoked: Revocations):
+        self._keys, self._public, self.revoked = _keys(sites), dict(sites), revoked
+        self._sites = {key: site for site, key in sites.items()}
         self._seen: dict[tuple[str, str], float] = {}  # signed times, oldest first
         self._heard: dict[str, float] = {}  # when a site was last heard
         self._noted_expiry: dict[str, date] = {}  # of certificates, and the day on which it was noted
         self._incidents: dict[tuple[str, str, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
 
-    def authenticate(self, headers: Mapping[bytes, bytes]) -> str:
+    def authenticate(self, headers: Mapping[str, str]) -> str:
         """Return the site that signed this request; refuse an old signature, or one that was seen before."""
         try:
-            key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()], validate=True)
-            signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.lower().encode()], validate=True)
-            signed = headers[TIMESTAMP_HEADER.lower().encode()].decode("ascii")
-            age = (now() - datetime.fromisoformat(signed)).total_seconds()
+            key, signature = (b64decode(headers[name], validate=True) for name in (KEY, SIGNATURE))
+            signed = headers[TIME]
+            age = (datetime.now(UTC) - datetime.fromisoformat(signed)).total_seconds()
         except (KeyError, ValueError, TypeError) as problem:
             raise Refusal(401, "unsigned", "a request without a signature") from problem
         site = self._sites.get(key)
         if site is None:
             raise Refusal(401, "unregistered", "a key that is not registered")
-        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+        if not -AHEAD < age < BEHIND:
             raise Refusal(401, "clock", f"a request signed {age:.0f} s ago", site)
-        if not verify_signature(self._keys[site], signed.encode(), signature):
-            raise Refusal(401, "signature", "a signature that is not of this key", site)
+        try:
+            self._keys[site].verify(signature, signed.encode("latin-1"), SIGNATURE_OF_REQUEST)
+        except InvalidSignature as problem:
+            raise Refusal(401, "signature", "a signature that is not of this key", site) from problem
         self._first(site, signed)
         if key in self.revoked:
             raise Refusal(403, "revoked", "a key that was revoked", site)
@@ -100,15 +97,13 @@ class Admission:
 
         Signatures are not compared, because a signature can be altered and stay valid.
         """
-        clock = time.monotonic()
-        while self._seen:
-            oldest = next(iter(self._seen))
-            if clock - self._seen[oldest] < TIMESTAMP_TOLERANCE + 2 * SYSTEM_TIME_TOLERANCE:
-                break
-            del self._seen[oldest]
-        if (site, signed) in self._seen:
-            raise Refusal(401, "replayed", "a request that was seen before", site)
-        self._seen[site, signed] = clock
+        with self._lock:
+            clock = time.monotonic()
+            while self._seen and clock - self._seen[oldest := next(iter(self._seen))] > BEHIND + AHEAD:
+                del self._seen[oldest]
+            if (site, signed) in self._seen:
+                raise Refusal(401, "replayed", "a request that was seen before", site)
+            self._seen[site, signed] = clock
 
     def note(self, what: str, client: Any, site: str = "") -> None:
         """Record a refusal. Equal ones are counted, so that a flood fills neither memory nor the record."""
@@ -137,3 +132,19 @@ class Admission:
         with self._lock:
             found, self._incidents = list(self._incidents.values()), {}
         return found
+
+
+def _keys(sites: Mapping[str, bytes]) -> dict[str, EllipticCurvePublicKey]:
+    found, seen = {}, set[bytes]()
+    for site, pem in sites.items():
+        try:
+            key = load_pem_public_key(pem)
+            if not isinstance(key, EllipticCurvePublicKey):
+                raise ValueError("it is not of an elliptic curve")
+        except ValueError as problem:
+            raise RunError(f"the key of {site!r} cannot be read: {problem}") from problem
+        if pem in seen:
+            raise RunError(f"{site!r} has the same key as another site; each needs its own")
+        seen.add(pem)
+        found[site] = key
+    return found

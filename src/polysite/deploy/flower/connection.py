@@ -3,40 +3,35 @@
 Each HTTP request carries the site's client certificate, a signature of its key and an identifier of this start of the
 courier. A request over a broken connection is repeated for some seconds. After ``Lost`` the caller connects again, and
 resumes the former connection if the coordinator still knows it.
+
+Timeouts count from the last byte that moved. A request is sent in small pieces, each within the timeout; while its body
+is on its way, the coordinator confirms every few seconds that bytes arrive (status 100), which Python's HTTP client
+skips. So a slow link needs patience, and only a silent one is given up.
 """
 
+import json
 import secrets
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
-from http.client import HTTPException
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from polysite.buffers import Buffer
-from polysite.deploy.flower.messages import INSTANCE
-from polysite.deploy.flower.wire import Slot, Wire, tls_context
+from polysite.deploy.certificates import SIGNATURE_OF_REQUEST, public_pem, read_key
+from polysite.deploy.flower.messages import INSTANCE, KEY, MAX_LETTER, PREFIX, SIGNATURE, TIME, pieces
+from polysite.deploy.flower.tls import tls_context
 from polysite.deploy.proxy import Proxy
-from polysite.errors import PayloadError, RunError, shown
+from polysite.errors import DataError, PayloadError, RunError, shown
 
-import httpx  # isort: skip  # from here on: dependencies of Flower
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.primitives.asymmetric import bytes_to_private_key, public_key_to_bytes
-from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-
-FLEET, RENEW = "/v1/fleet/", "/v1/polysite/renew-certificate"
+HEARTBEAT = 5.0  # seconds between two
 CUT = (OSError, HTTPException, ValueError)  # a connection that breaks, or brings something else than a response
-TROUBLE = (*CUT, httpx.HTTPError)
 T = TypeVar("T")
 
 
@@ -57,6 +52,18 @@ class Unwanted(Exception):
     """The coordinator no longer wants the response."""
 
 
+class Declined(Exception):
+    """The coordinator does not do what was asked; status, word and time of its response."""
+
+    def __init__(self, response: HTTPResponse, said: bytes):
+        super().__init__(response.status)
+        self.status, self.date = response.status, response.getheader("date") or "another time"
+        try:
+            self.word = str(json.loads(said)["detail"])[:100]
+        except (ValueError, KeyError, TypeError):
+            self.word = ""
+
+
 class Connection:
     """Signed requests of one site to the coordinator.
 
@@ -65,7 +72,6 @@ class Connection:
         key: The site's private key.
         certificate: The site's certificate.
         ca: Certificate of the federation's authority.
-        heartbeat: Seconds between two heartbeats, doubled.
         patience: Seconds to retry over a connection that is broken and moves nothing.
         timeout: Seconds to wait for a silent peer, however long a transfer takes.
         limit: Largest message in bytes.
@@ -79,68 +85,61 @@ class Connection:
         key: Path,
         certificate: Path,
         ca: Path,
-        heartbeat: float = 10,
         patience: float = 10,
         timeout: float = 10,
         limit: int = 8 << 30,
         proxy: Proxy | None = None,
     ):
-        if not 10 <= heartbeat <= 1800:
-            raise RunError(f"a heartbeat comes every 10 s to 30 min, not every {heartbeat} s")
-        self.address, self._heartbeat, self.patience, self.limit = address, heartbeat, patience, limit
-        private = _private_key(key)
-        self._public = public_key_to_bytes(private.public_key())
-        signs = (_Instance(secrets.token_hex(16)), NodeAuthHttpInterceptor(private, private.public_key()))
+        self.address, self.patience, self.limit, self._timeout = address, patience, limit, timeout
+        try:
+            self._key = read_key(key)
+        except DataError as problem:
+            raise RunError(f"{key} cannot be read as this site's key: {problem}") from problem
+        self._who = {
+            KEY: b64encode(public_pem(self._key.public_key())).decode(),
+            INSTANCE: secrets.token_hex(16),
+        }
+        opener = None if proxy is None else proxy.ca
         self._proxy = proxy
-        self._context = context = tls_context(certificate, key, ca, proxy)
-        self._wire = Wire(context, proxy)
-        self.client = FleetHttpClient(f"https://{address}", interceptors=signs, verify=context)
-        self.client._client.close()  # Flower's own handles every 16 kB of a response in Python
-        self.client._client = httpx.Client(transport=self._wire, timeout=timeout, trust_env=False)
-        self._workers = ThreadPoolExecutor(2, thread_name_prefix="polysite-wire")
+        self._context = tls_context(ssl.PROTOCOL_TLS_CLIENT, certificate, key, ca, opener)
+        self._mine, self._all = threading.local(), list[HTTPSConnection]()  # one line for each thread
         self.closing = threading.Event()
         self._pulse: threading.Thread | None = None
-        self.node: Node | None = None
+        self._known = False
 
-    def connect(self) -> bool:
-        """Try once to connect, or to resume a connection that is still known; ``Refused`` says why it fails.
-
-        Return whether this is another start of the coordinator than before.
-        """
-        self._wire.hang_up()
+    def connect(self) -> None:
+        """Try once to connect, or to resume a connection that is still known; ``Refused`` says why it fails."""
+        self._line().close()  # it may be broken
         try:
-            if self.node is not None and self._still_known():
-                return False
-            activation = ActivateNodeRequest(public_key=self._public, heartbeat_interval=self._heartbeat)
-            node = Node(node_id=self.client.ActivateNode(activation).node_id)
-            anew, self.node = node != self.node, node
-        except httpx.HTTPStatusError as problem:
-            raise self._refusal(problem.response) from problem
-        except TROUBLE as problem:
+            if self._known and self._beat():
+                return
+            self.ask("POST", "connect")
+        except Declined as problem:
+            raise self._refusal(problem) from problem
+        except CUT as problem:
             raise _unreachable(self.address, problem, self._proxy) from problem
+        self._known = True
         if self._pulse is None:
             self._pulse = threading.Thread(target=self._beat_on, name="polysite-heartbeat", daemon=True)
             self._pulse.start()
-        return anew
 
-    def connected(self) -> Node:
-        """Return Flower's number of this site; ``Lost`` if there is no connection."""
-        if self.node is None or self.closing.is_set():
+    def check(self) -> None:
+        """Raise ``Lost`` if there is no connection."""
+        if not self._known or self.closing.is_set():
             raise Lost(f"this site is not connected to the coordinator at {self.address}")
-        return self.node
 
     def renew(self, request: bytes) -> bytes | None:
         """Ask for a new certificate by a signing request; None if the coordinator has to make it by hand."""
 
-        def ask(parts: list[Buffer]) -> bytes | None:
+        def ask() -> bytes | None:
             try:
-                return self.post(RENEW, parts)
-            except httpx.HTTPStatusError as refused:
-                if _detail(refused.response) == "by hand":
+                return self.ask("POST", "renew", request)
+            except Declined as problem:
+                if problem.word == "by hand":
                     return None
                 raise
 
-        return self.call(ask, [request], self.patience)
+        return self.call(ask, self.patience)
 
     def use(self, certificate: Path, key: Path) -> None:
         """Show another certificate of this site's key from now on."""
@@ -153,57 +152,61 @@ class Connection:
         self.closing.set()
         if self._pulse is not None:
             self._pulse.join()
-        self._workers.shutdown(cancel_futures=True)
-        if self.node is not None:
-            with suppress(*TROUBLE):  # the coordinator notices when the heartbeats stop
-                self.client.DeactivateNode(DeactivateNodeRequest(node_id=self.node.node_id))
-        self.client.close()
-        self._wire.close()
+        if self._known:
+            with suppress(Declined, *CUT):  # the coordinator notices when the heartbeats stop
+                self.ask("POST", "disconnect")
+        for line in self._all:
+            line.close()
 
-    def post(
-        self,
-        call: str,
-        parts: Sequence[Buffer],
-        slot: Slot | None = None,
-        headers: Mapping[str, str] = MappingProxyType({}),
+    def ask(
+        self, method: str, call: str, body: Buffer = b"", headers: Mapping[str, str] = MappingProxyType({})
     ) -> bytes:
-        """Send a signed request in parts. A chunk in the response goes into ``slot``, if it has that size; return the
-        rest."""
-        kind = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
-        carried = {"parts": parts, "slot": slot, "timeout": self.client._client.timeout.as_dict()}
-        url = f"https://{self.address}{call if call == RENEW else FLEET + call}"
-        request = httpx.Request("POST", url, headers={**kind, **headers}, extensions=carried)
-        try:
-            response = self.client._send(ProtobufRequestContext(call, Node(), request))
-        finally:
-            request.extensions.clear()  # request and response refer to each other and would keep the memory
-        response.raise_for_status()
-        return response.content
+        """Send a signed request; return the response. ``Declined`` if it is a refusal."""
+        with self.asked(method, call, body, headers) as response:
+            if response.length is None or response.length > MAX_LETTER:
+                raise HTTPException(f"a response of {response.length} bytes")
+            return response.read()
 
-    def all(self, do: Callable[[str], T], names: Iterable[str]) -> list[T]:
-        """Apply ``do`` to all names, two at a time; stop after the first failure."""
-        jobs = [self._workers.submit(do, name) for name in names]
+    @contextmanager
+    def asked(
+        self, method: str, call: str, body: Buffer = b"", headers: Mapping[str, str] = MappingProxyType({})
+    ) -> Iterator[HTTPResponse]:
+        """Send a signed request; give the response, to be read in the place where it belongs."""
+        line, signed = self._line(), datetime.now(UTC).isoformat()
+        signature = b64encode(self._key.sign(signed.encode(), SIGNATURE_OF_REQUEST)).decode()
+        more = {TIME: signed, SIGNATURE: signature, "content-length": str(len(body))}
         try:
-            return [job.result() for job in jobs]
-        except Unwanted:  # perhaps because another part was refused, which says more
-            for job in jobs:
-                if not job.cancel() and isinstance(refused := job.exception(), PayloadError):
-                    raise refused from None
+            line.request(method, PREFIX + call, pieces(body), {**self._who, **headers, **more})
+            response = line.getresponse()
+            if response.status >= 300:
+                raise Declined(response, response.read(1000))
+            yield response
+        except BaseException:
+            line.close()
             raise
-        finally:
-            wait([job for job in jobs if not job.cancel()])  # a later attempt must not meet those of this one
 
-    def call(
-        self, method: Callable[[Any], T], request: Any, patience: float, moved: Callable[[], int] = lambda: 0
-    ) -> T:
-        """Call a method until it succeeds; ``Lost`` at once if the site is not known, or if it has failed for
+    def _line(self) -> HTTPSConnection:
+        """Return the connection of this thread."""
+        if not hasattr(self._mine, "line"):
+            host, _, port = self.address.rpartition(":")
+            at = (self._proxy.host, self._proxy.port) if self._proxy else (host.strip("[]"), int(port))
+            line = HTTPSConnection(*at, context=self._context, timeout=self._timeout)
+            if self._proxy:
+                line.set_tunnel(host.strip("[]"), int(port), self._proxy.headers)
+            self._mine.line = line
+            self._all.append(line)
+        return self._mine.line  # type: ignore[no-any-return]
+
+    def call(self, do: Callable[[], T], patience: float, moved: Callable[[], int] = lambda: 0) -> T:
+        """Call a function until it succeeds; ``Lost`` at once if the site is not known, or if it has failed for
         ``patience`` seconds in which nothing moved, by the number of bytes that ``moved`` returns."""
-        failed, pause, problem, before = 0.0, 0.0, None, moved()
+        self.check()
+        failed, pause, problem, before = 0.0, 0.0, "closing", moved()
         while not self.closing.wait(pause):
             try:
-                return method(request)
-            except httpx.HTTPStatusError as refused:
-                problem = self._passing(refused)
+                return do()
+            except Declined as declined:
+                problem = self._passing(declined)
             except CUT as cut:
                 problem = str(cut) or type(cut).__name__
             clock = time.monotonic()
@@ -212,22 +215,21 @@ class Connection:
             if clock > failed + patience:
                 break
             pause = min(1.0, 2 * pause or 0.1)
-        raise Lost(f"the coordinator at {self.address} cannot be reached any more: {problem or 'closing'}")
+        raise Lost(f"the coordinator at {self.address} cannot be reached any more: {problem}")
 
-    def _passing(self, refused: httpx.HTTPStatusError) -> str:
+    def _passing(self, declined: Declined) -> str:
         """Return what is wrong, if trying again may help; raise what it means otherwise."""
-        code = refused.response.status_code
-        if code == 410:
-            raise Unwanted from refused
-        if code == 413:
-            raise PayloadError(f"the coordinator at {self.address} takes no message of this size") from refused
+        if declined.status == 410:
+            raise Unwanted from declined
+        if declined.status == 413:
+            raise PayloadError(f"the coordinator at {self.address} takes no message of this size") from declined
         # 408: too slow; 416: not as many bytes have arrived as was thought; signed in the same instant: sign anew
-        if code < 500 and code not in (408, 416) and _detail(refused.response) != "replayed":
-            raise Lost(str(self._refusal(refused.response))) from refused
-        return f"it answers {code}"
+        if declined.status < 500 and declined.status not in (408, 416) and declined.word != "replayed":
+            raise Lost(str(self._refusal(declined))) from declined
+        return f"it answers {declined.status}"
 
-    def _refusal(self, response: httpx.Response) -> Refused:
-        why, at = _detail(response), f"the coordinator at {self.address}"
+    def _refusal(self, declined: Declined) -> Refused:
+        why, at = declined.word, f"the coordinator at {self.address}"
         if why == "unregistered":
             return Refused(f"{at} does not know this site's key; ask its people to enrol this hospital", slowly=True)
         if why == "revoked":
@@ -241,54 +243,23 @@ class Connection:
             )
         if why == "clock":
             return Refused(
-                f"the clock of {at} shows {response.headers.get('date', 'another time')}, this machine's "
+                f"the clock of {at} shows {declined.date}, this machine's "
                 f"{time.strftime('%a, %d %b %Y %H:%M:%S GMT', time.gmtime())}: set them right"
             )
-        return Refused(f"{at} refuses this site: {response.status_code} {why or response.reason_phrase}")
+        return Refused(f"{at} refuses this site: {declined.status} {why}")
 
     def _beat(self) -> bool:
-        beat = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=self._heartbeat)
-        return self.client.SendNodeHeartbeat(beat).success
-
-    def _still_known(self) -> bool:
+        """Send a heartbeat; return whether the coordinator knows this site."""
         try:
-            return self._beat()
-        except httpx.HTTPStatusError:
+            self.ask("POST", "beat")
+        except Declined:
             return False
+        return True
 
     def _beat_on(self) -> None:
-        while not self.closing.wait(self._heartbeat / 2):
-            with suppress(*TROUBLE):  # receive and answer report the problem
+        while not self.closing.wait(HEARTBEAT):
+            with suppress(*CUT):  # receive and answer report the problem
                 self._beat()
-
-
-class _Instance:
-    """Adds the identifier of this start of the courier to every request."""
-
-    def __init__(self, instance: str):
-        self._instance = instance
-
-    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        """Add the header and continue."""
-        context.request.headers[INSTANCE] = self._instance
-        return call_next(context)
-
-
-def _detail(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["detail"])[:100]
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-
-def _private_key(path: Path) -> EllipticCurvePrivateKey:
-    try:
-        key = bytes_to_private_key(path.read_bytes())
-    except (OSError, ValueError, TypeError) as problem:
-        raise RunError(f"{path} cannot be read as this site's key: {problem}") from problem
-    if not isinstance(key, EllipticCurvePrivateKey):
-        raise RunError(f"{path} is not an elliptic curve key, as this site's key must be")
-    return key
 
 
 def _unreachable(address: str, problem: Exception, proxy: Proxy | None) -> Refused:

@@ -1,318 +1,265 @@
-"""The gateway in front of Flower's SuperLink: which requests pass, at which size and pace.
+"""The calls of hospitals, and who may make them.
 
-Only the eight calls that a hospital needs pass, and only with a client certificate of the federation's CA, from an
-authenticated site (``admission.py``), and from the one process in which its key is in use. Sizes, times and the number
-of connections are bounded before anything is read. What hospitals answer goes to ``answers.py``.
+Only calls that a hospital needs pass, and only with a client certificate of the federation's CA, from an authenticated
+site (``admission.py``), and from the one process in which its key is in use. Sizes, times and the number of connections
+are bounded before anything is read. No call can start code.
 """
 
-import asyncio
 import secrets
+import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from polysite.buffers import Buffer, room
 from polysite.deploy.flower.admission import Admission, Refusal
-from polysite.deploy.flower.answers import Answers
-from polysite.deploy.flower.landing import Arrival
-from polysite.deploy.flower.messages import INSTANCE, REST, WAIT, Chunk, Content
-from polysite.deploy.flower.objects import PIECE, pulled
-from polysite.deploy.flower.port import BODY, Body, Connection
-from polysite.errors import PolysiteError
+from polysite.deploy.flower.messages import INSTANCE, LAST, MAX_LETTER, PREFIX, START, WAIT, Letter, digest
+from polysite.deploy.flower.port import Reply, Request
+from polysite.deploy.flower.superlink import SuperLink
+from polysite.errors import PayloadError, PolysiteError
 
-from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState  # isort: skip  # from here on: dependencies of Flower
-from flwr.supercore.constant import NodeStatus
-from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
-from starlette.concurrency import run_in_threadpool
-
-FLEET = "/v1/fleet/"
-CALLS = {
-    FLEET + call: (64 if call == "push-object" else 16) << 20  # largest request in bytes
-    for call in (
-        "activate-node",
-        "deactivate-node",
-        "send-node-heartbeat",
-        "pull-messages",
-        "push-messages",
-        "pull-object",
-        "push-object",
-        "confirm-message-received",
-    )
+CALLS = {  # what a hospital may call, with its method and the largest body in bytes; None: of an answer
+    "connect": ("POST", 0),
+    "disconnect": ("POST", 0),
+    "beat": ("POST", 0),
+    "next": ("POST", 0),
+    "body": ("GET", 0),
+    "answer": ("POST", MAX_LETTER),
+    "upload": ("PUT", None),
+    "renew": ("POST", 16 << 10),
 }
-RENEW = "/v1/polysite/renew-certificate"
-CALLS[RENEW] = 16 << 10
 MAX_WAIT = 5.0  # seconds for which a request for messages is held
-CONFIRM = 3.0  # seconds between two confirmations that the bytes of a request arrive
 
-ALIVE = "polysite.alive"  # extension of a scope: to be called when bytes of its site have moved
-HEADERS = "polysite.headers"  # extension of a scope: further headers of the response
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
-Reply = tuple[int, *tuple[Buffer, ...]]  # the status and the parts of the body
 Renewal = Callable[[str, bytes], bytes | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How slow a client may be before it is dropped.
+@dataclass(slots=True)
+class Arrival:
+    """An answer of which the body has perhaps arrived in part; the rest comes with later requests, one at a time."""
+
+    letter: Letter
+    memory: memoryview
+    arrived: int = 0
+    filling: Request | None = None  # the request that brings bytes
+
+    def grow(self, count: int) -> None:
+        """Count bytes that have arrived."""
+        self.arrived += count
+
+
+@dataclass(slots=True)
+class Sent:
+    """A message for a site that is not collected yet."""
+
+    site: str
+    letter: Letter
+    body: Buffer
+    given: str = ""  # the start of a courier that it was given to: after another start it is not sent again
+    received: bool = False
+    arrival: Arrival | None = None
+    excessive: bool = False  # the answer is larger than the limit
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Gateway:
+    """Answers the requests of sites.
 
     Args:
-        silence: Seconds without a byte; also for the whole handshake and for all headers.
-        window: Seconds after which the rate of a body or a response counts.
-        rate: Least bytes per second; far below any link that can be used, and above a client that only trickles.
-    """
-
-    silence: float = 20.0
-    window: float = 60.0
-    rate: float = 1000.0
-
-
-class Guard:
-    """An ASGI application in front of Flower's.
-
-    Args:
-        app: Flower's application.
-        state: Its record of messages.
-        nodes: Its number of every site.
+        superlink: Flower's record of nodes and messages.
         admission: Authenticates requests.
-        answers: Receives what sites answer.
-        pace: How slow a client may be.
+        limit: Largest answer in bytes.
         renewal: Returns a new certificate for a site and its request, or None if it has to be made by hand.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        state: InMemoryLinkState,
-        nodes: Mapping[str, int],
-        admission: Admission,
-        answers: Answers,
-        pace: Pace,
-        renewal: Renewal = lambda site, request: None,
-    ):
-        self._app, self._state, self._nodes, self._renewal = app, state, nodes, renewal
-        self.admission, self.answers, self.pace = admission, answers, pace
-        self._store = cast(InMemoryObjectStore, state.object_store)
-        # connections by the site of their certificate, oldest first; those of no known site under ""
-        self.callers: dict[str, dict[Connection, None]] = {site: {} for site in ("", *nodes)}
-        self._instances: dict[str, bytes] = {}  # process in which each site's key is in use
+    def __init__(self, superlink: SuperLink, admission: Admission, limit: int, renewal: Renewal):
+        self._superlink, self._admission, self._limit, self._renewal = superlink, admission, limit, renewal
+        self.sent: dict[str, Sent] = {}
         self.tokens: dict[str, str] = {}
+        self.arrived = threading.Event()  # an answer is complete, or a site has connected
+        self.news = threading.Condition()  # there may be a message for a site
+        self._instances: dict[str, str] = {}  # process in which each site's key is in use
         self._kept_online: dict[str, float] = {}  # when moving bytes were last taken for a heartbeat
-        self._news: dict[str, asyncio.Event] = {}  # there may be a message for a site
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request of the web server."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        try:
-            status, *parts = await self._admit(scope)
-        except Refusal as refusal:
-            self.admission.note(refusal.what, scope["client"], refusal.site)
-            status, parts = refusal.status, [b'{"detail":"%s"}' % refusal.word.encode()]
-        await self._respond(scope, send, status, parts)
-
-    async def _admit(self, scope: Scope) -> Reply:
-        path = scope["path"]
-        if scope["method"] != "POST" or path not in CALLS:
-            raise Refusal(404, "unknown", f"asked for {scope['method'][:10]} {path[:60]!r}")
-        headers = dict(reversed(scope["headers"]))  # the first of several counts, as in Flower
-        site = self.admission.authenticate(headers)
-        instance = headers.get(INSTANCE.encode(), b"")
-        call = path.removeprefix(FLEET)
-        if call != "activate-node" and instance != self._instances.get(site):
+    def answer(self, request: Request) -> Reply:
+        """Answer a request; ``Refusal`` if it does not pass."""
+        call, _, id = request.path.removeprefix(PREFIX).partition("/")
+        method, most = CALLS.get(call, ("", 0))
+        if not request.path.startswith(PREFIX) or request.method != method:
+            raise Refusal(404, "unknown", f"asked for {request.method} {request.path[:60]!r}")
+        site = self._admission.authenticate(request.headers)
+        instance = request.headers.get(INSTANCE, "")
+        if call != "connect" and instance != self._instances.get(site):
             if site not in self._instances:
                 raise Refusal(409, "anew")  # this server was restarted: the site must connect again
             raise Refusal(409, "elsewhere", "the key of this site is used from a second place", site)
-        if call not in ("activate-node", "deactivate-node"):
-            scope["extensions"][ALIVE] = partial(self._keep_online, site)
-            self._keep_online(site)
-        size = _announced(headers, CALLS[path], site)
-        if call == "push-object":
-            return 200, await self.answers.receive(partial(self._read, scope, site), headers, size, site)
-        body = room(size)
-        await self._read(scope, site, body)
-        if path == RENEW:
-            return 200, await self._renew(site, bytes(body))
-        if call == "pull-object":
-            return 200, *_sent(scope, self.answers.pull(site, body), headers.get(REST.encode(), b""))
+        size = _announced(request.headers, self._limit if most is None else most, site)
+        if call not in ("connect", "disconnect"):
+            request.moved = lambda: self._keep_online(site)
+            request.moved()
         match call:
-            case "activate-node":
-                self._make_way(site, instance)
-            case "pull-messages":
-                await self._await_message(site, headers.get(WAIT.encode(), b""))
-            case "push-messages":
-                asked, reply = self.answers.expect(site, body)
-        status, *parts = await self._flower(scope, bytes(body))
-        if status >= 400:
-            raise Refusal(status, "refused", f"{call} was refused by Flower", site)
-        match call:
-            case "activate-node":
-                if instance != self._instances.get(site):  # otherwise its requests and responses are not lost
-                    self.tokens[site] = secrets.token_hex(8)
-                self._instances[site] = instance
-                self.answers.arrived.set()
-            case "push-messages":
-                self.answers.check_taken(asked, reply, b"".join(parts))
-        return status, *parts
-
-    def _keep_online(self, site: str) -> None:
-        """Take moving bytes for a heartbeat, which may be late on a link that is busy with them."""
-        clock = self.admission.hear(site)
-        if clock - self._kept_online.get(site, 0.0) > 1.0:
-            self._kept_online[site] = clock
-            (node,) = self._state.get_node_info(node_ids=[self._nodes[site]])
-            self._state.acknowledge_node_heartbeat(self._nodes[site], node.heartbeat_interval)
-
-    async def _read(self, scope: Scope, site: str, *parts: memoryview, arrival: Arrival | None = None) -> None:
-        """Receive the body of a request in memory of its size, and confirm to the site every few seconds that bytes
-        arrive."""
-        size, began, loop, known = sum(map(len, parts)), time.monotonic(), asyncio.get_running_loop(), 0
-        body: Body = scope["extensions"][BODY](*parts)
-        if arrival is not None:
-            arrival.begin(body, len(parts[0]))
-        try:
-            while not body.over.done():
-                left = body.heard + self.pace.silence - loop.time()
-                if left <= 0:
-                    raise TimeoutError
-                await asyncio.wait((body.over,), timeout=min(left, CONFIRM))
-                self._keep_pace(began, body.size)
-                if not body.over.done() and body.size > known:
-                    known = body.size
-                    body.confirm()
-                    _alive(scope)
-        except TimeoutError as problem:
-            raise Refusal(408, "slow", "a request that trickled in", site) from problem
-        finally:
-            if arrival is not None and arrival.is_filled_by(body):
-                arrival.pause()
-        if body.size < size:
-            raise Refusal(400, "cut")
-
-    def _keep_pace(self, began: float, size: int) -> None:
-        seconds = time.monotonic() - began
-        if seconds > self.pace.window and size < seconds * self.pace.rate:
-            raise TimeoutError
-
-    async def _respond(self, scope: Scope, send: Send, status: int, parts: Sequence[Buffer]) -> None:
-        headers = [(b"content-length", b"%d" % sum(map(len, parts))), *scope["extensions"].get(HEADERS, ())]
-        if status >= 400:
-            headers.append((b"connection", b"close"))  # otherwise the rest of a refused request would be read
-        began, size = time.monotonic(), 0
-        try:
-            async with asyncio.timeout(self.pace.silence) as watch:
-                await send({"type": "http.response.start", "status": status, "headers": headers})
-                for piece in _pieces(parts):
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                    size += len(piece)
-                    self._keep_pace(began, size)
-                    _alive(scope)
-                    watch.reschedule(asyncio.get_running_loop().time() + self.pace.silence)
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except TimeoutError:
-            self.admission.note("a response that was not fetched", scope["client"], "")
-            raise
-
-    async def _flower(self, scope: Scope, body: bytes) -> Reply:
-        """Return the response of Flower's own application."""
-        said: list[Any] = []
-
-        async def receive() -> Any:
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: Any) -> None:
-            said.append(message)
-
-        await self._app(scope, receive, send)
-        return said[0]["status"], *(message["body"] for message in said[1:])
+            case "connect":
+                self._connect(site, instance)
+            case "disconnect":
+                self._superlink.leave(site)
+            case "next":
+                return self._next(site, instance, request.headers)
+            case "body":
+                return self._body(site, id, request.headers)
+            case "answer":
+                return self._announce(site, _read(request, size))
+            case "upload":
+                return self._upload(site, id, request, size)
+            case "renew":
+                return self._renew(site, _read(request, size))
+        return Reply(200)
 
     def online(self, site: str) -> bool:
-        """Return whether Flower considers a site connected, and its key was not revoked."""
-        if self.admission.is_revoked(site):
-            return False
-        return bool(self._state.get_node_info(node_ids=[self._nodes[site]], statuses=[NodeStatus.ONLINE]))
+        """Return whether a site is connected, and its key was not revoked."""
+        return not self._admission.is_revoked(site) and self._superlink.online(site)
 
-    def _make_way(self, site: str, instance: bytes) -> None:
+    def _connect(self, site: str, instance: str) -> None:
         """Admit a connection of a site; refuse it while another courier is connected with the site's key.
 
         The other courier counts as connected until its heartbeats stop.
         """
         if not 16 <= len(instance) <= 64:
             raise Refusal(400, "instance", f"a connection without {INSTANCE}", site)
-        if self.online(site):
-            if instance != self._instances.get(site):
+        if instance != self._instances.get(site):
+            if self.online(site):
                 raise Refusal(409, "elsewhere", "connected anew, or from a second place, while it is connected", site)
-            self._state.deactivate_node(self._nodes[site])  # the same courier: it missed the response
+            self.tokens[site] = secrets.token_hex(8)  # otherwise its requests and responses are not lost
+        self._instances[site] = instance
+        self._superlink.beat(site)
+        self.arrived.set()
 
-    async def _await_message(self, site: str, seconds: bytes) -> None:
-        """Wait until there is a message for a site, at most for the time that it asks for."""
-        wait = min(int(seconds), MAX_WAIT) if seconds.isdigit() and len(seconds) < 4 else 0.0
-        news = self._news[site] = asyncio.Event()
+    def _keep_online(self, site: str) -> None:
+        """Take moving bytes for a heartbeat, which may be late on a link that is busy with them."""
+        clock = self._admission.hear(site)
+        if clock - self._kept_online.get(site, 0.0) > 1.0:
+            self._kept_online[site] = clock
+            self._superlink.beat(site)
+
+    def _next(self, site: str, instance: str, headers: Mapping[str, str]) -> Reply:
+        """Return the next message for a site; wait for one, at most for the time that the site asks for."""
+        if (last := self._find(headers.get(LAST, ""), site)) is not None:
+            last.received = True
+        seconds = headers.get(WAIT, "")
+        end = time.monotonic() + (min(int(seconds), MAX_WAIT) if seconds.isdecimal() and len(seconds) < 4 else 0.0)
+        with self.news:
+            while instance == self._instances[site]:
+                for id in self._superlink.waiting(site):
+                    sent = self._find(id, site)
+                    if sent is not None and not sent.received and sent.given in ("", instance):
+                        sent.given = instance
+                        return Reply(200, sent.letter.dump())
+                if not self.news.wait(max(0.0, end - time.monotonic())):
+                    break
+        return Reply(204)
+
+    def _find(self, id: str, site: str) -> Sent | None:
+        """Return a message, if it is for this site."""
+        sent = self.sent.get(id)
+        return sent if sent is not None and sent.site == site else None
+
+    def _body(self, site: str, id: str, headers: Mapping[str, str]) -> Reply:
+        """Return the body of a message, or the rest of it."""
+        sent, start = self._find(id, site), _start(headers, site)
+        if sent is None:
+            raise Refusal(410, "unwanted")
+        return Reply(200, memoryview(sent.body)[start:])
+
+    def _announce(self, site: str, text: bytes) -> Reply:
+        """Expect the body of an answer; return how much of it is there."""
         try:
-            async with asyncio.timeout(wait):
-                while not self._redeliver(site):
-                    await news.wait()
-                    news.clear()
-        except TimeoutError:
-            pass
+            letter = Letter.load(text)
+        except PayloadError as problem:
+            raise Refusal(400, "odd", f"an answer that is none: {problem}", site) from problem
+        sent = self._find(letter.id, site)
+        if sent is None:
+            raise Refusal(410, "unwanted")
+        sent.received = True
+        if letter.size > self._limit:
+            sent.excessive = True
+            self.arrived.set()
+            raise Refusal(413, "large", f"an answer of more than {self._limit} bytes", site)
+        with _taken_over(sent):
+            came = sent.arrival
+            if self._superlink.answered(letter.id):
+                if came is None or came.letter != letter:
+                    raise Refusal(410, "unwanted")
+                return Reply(200, b"%d" % letter.size)
+            if came is None or came.letter != letter:
+                came = sent.arrival = None  # memory of a former answer is given back before more is taken
+                try:
+                    came = sent.arrival = Arrival(letter, room(letter.size))
+                except (OSError, MemoryError) as problem:
+                    raise Refusal(503, "memory", "no memory is left for its answer", site) from problem
+            if came.arrived == letter.size:
+                self._complete(sent, came)
+        return Reply(200, b"%d" % came.arrived)
 
-    def announce(self, sites: Iterable[str]) -> None:
-        """Have requests for messages answered that wait on behalf of these sites. Call it in the server's thread."""
-        for site in sites:
-            if site in self._news:
-                self._news[site].set()
+    def _upload(self, site: str, id: str, request: Request, size: int) -> Reply:
+        """Receive the rest of an answer's body in its place, or as much of it as comes."""
+        if (sent := self._find(id, site)) is None:
+            raise Refusal(410, "unwanted")
+        with _taken_over(sent):
+            came = sent.arrival
+            if came is None or _start(request.headers, site) != came.arrived or size > len(came.memory) - came.arrived:
+                raise Refusal(416, "range")
+            came.filling = request
+            try:
+                request.read(came.memory[came.arrived : came.arrived + size], came.grow)
+            finally:
+                came.filling = None
+            if came.arrived == len(came.memory):
+                self._complete(sent, came)
+        return Reply(200, b"%d" % came.arrived)
 
-    def _redeliver(self, site: str) -> bool:
-        """Have all messages sent whose receipt was not confirmed, some of them again; return whether there are any."""
-        found = False
-        with self._state.lock:
-            for name, message in self._state.message_ins_store.items():
-                if message.metadata.dst_node_id == self._nodes[site] and name in self._store:
-                    message.metadata.delivered_at = ""
-                    found = True
-        return found
+    def _complete(self, sent: Sent, came: Arrival) -> None:
+        """Check an answer that has arrived and have it collected."""
+        if digest(came.memory) != came.letter.digest:
+            sent.arrival = None
+            raise Refusal(400, "odd", "an answer that is damaged", sent.site)
+        if not self._superlink.answer(sent.site, came.letter.id):
+            raise Refusal(410, "unwanted")
+        self.arrived.set()
 
-    async def _renew(self, site: str, request: bytes) -> bytes:
+    def _renew(self, site: str, request: bytes) -> Reply:
         """Return a new certificate for a site that asks for one with its own key."""
         try:
-            made = await run_in_threadpool(self._renewal, site, request)
+            made = self._renewal(site, request)
         except PolysiteError as problem:
             raise Refusal(400, "odd", f"asks for a certificate that it cannot have: {problem}", site) from problem
         if made is None:
             raise Refusal(404, "by hand", "needs a new certificate: have it send a request (polysite site renew)", site)
-        return made
+        return Reply(200, made)
 
 
-def _announced(headers: Mapping[bytes, bytes], most: int, site: str) -> int:
+def _taken_over(sent: Sent) -> threading.Lock:
+    """Return the lock of a message; a request that still fills its answer is broken: the site has given it up."""
+    if sent.arrival is not None and (former := sent.arrival.filling) is not None:
+        former.drop()
+    return sent.lock
+
+
+def _announced(headers: Mapping[str, str], most: int, site: str) -> int:
     """Return the size of a request's body."""
-    announced = headers.get(b"content-length", b"0")
-    if not announced.isdigit() or len(announced) > 15 or int(announced) > most:
-        raise Refusal(413, "large", f"a request of {announced[:20].decode('latin-1')} bytes announced", site)
-    if b"transfer-encoding" in headers:
+    announced = headers.get("content-length", "0")
+    if "transfer-encoding" in headers:
         raise Refusal(413, "large", "a request that does not announce its size", site)
+    if not announced.isdecimal() or len(announced) > 15 or int(announced) > most:
+        raise Refusal(413, "large", f"a request of {announced[:20]} bytes announced", site)
     return int(announced)
 
 
-def _sent(scope: Scope, content: Content | None, rest: bytes) -> list[Buffer]:
-    """Return the parts of a response with an object, which is not copied; of a chunk perhaps only the rest."""
-    if isinstance(content, Chunk) and rest.isdigit() and len(rest) < 12 and 0 < int(rest) < len(content.data):
-        scope["extensions"][HEADERS] = [(REST.encode(), rest)]
-        return [memoryview(content.data)[int(rest) :]]
-    return pulled(content)
+def _start(headers: Mapping[str, str], site: str) -> int:
+    start = headers.get(START, "0")
+    if not start.isdecimal() or len(start) > 15:
+        raise Refusal(400, "odd", "a part of a body that is not described", site)
+    return int(start)
 
 
-def _alive(scope: Scope) -> None:
-    if ALIVE in scope["extensions"]:
-        scope["extensions"][ALIVE]()
-
-
-def _pieces(parts: Iterable[Buffer]) -> Iterator[memoryview]:
-    for part in parts:
-        view = memoryview(part)
-        for start in range(0, len(view), PIECE):
-            yield view[start : start + PIECE]
+def _read(request: Request, size: int) -> bytes:
+    body = bytearray(size)
+    request.read(memoryview(body))
+    return bytes(body)

@@ -1,312 +1,278 @@
-"""The port of the gateway: accepts connections, performs TLS handshakes, and reads HTTP requests within limits.
+"""The coordinator's port: accepts connections, performs TLS handshakes, and reads HTTP requests within limits.
 
-Uvicorn parses the headers of a request. Its body is received in the memory where it will stay: decrypted bytes of a
-body are written there and nowhere else.
+Every connection has a thread of its own. Bytes of a body are decrypted into the memory where they will stay.
 """
 
-import asyncio
+import re
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any
 
-import uvicorn  # isort: skip  # from here on: dependencies of Flower
-import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-
-if TYPE_CHECKING:
-    from polysite.deploy.flower.gateway import Guard
+from polysite.buffers import Buffer
+from polysite.deploy.flower.admission import Admission, Refusal
+from polysite.deploy.flower.messages import pieces
 
 MAX_HEADERS = 64 << 10  # bytes of the headers of a request
-MAX_CONNECTIONS = 8  # of a site, which needs four
-BLOCK = 16 << 10  # bytes that are parsed at a time, until the headers of a request have come
-WRITTEN = 64 << 10  # bytes that are written ahead of a connection, so that its progress is seen
-BODY = "polysite.body"  # extension of a scope: receives the body of its request in memory that is given
+MAX_CONNECTIONS = 8  # of a site, which needs two
+MAX_GREETINGS = 64  # handshakes in progress
+BLOCK = 16 << 10  # bytes that are read at a time, until the headers of a request have come
+KEEP = 75.0  # seconds for which a connection without a request stays open
+CONFIRM = 3.0  # seconds between two confirmations that the bytes of a request arrive
+LINE = re.compile(rb"([A-Z]{1,10}) (/\S*) HTTP/1\.[01]")
+ENDS = b"\r\n\r\n"
 
 
-class Body:
-    """The body of a request, while it is received in memory of its size, which may be in several parts."""
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How slow a client may be before it is dropped.
+
+    Args:
+        silence: Seconds without a byte; also for the whole handshake and for all headers.
+        window: Seconds after which the rate of a body or a response counts.
+        rate: Least bytes per second; far below any link that can be used, and above a client that only trickles.
+    """
+
+    silence: float = 20.0
+    window: float = 60.0
+    rate: float = 1000.0
+
+    def keep(self, began: float, size: int) -> None:
+        """Raise TimeoutError if too few bytes have moved since a moment."""
+        seconds = time.monotonic() - began
+        if seconds > self.window and size < seconds * self.rate:
+            raise TimeoutError
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The response to a request."""
+
+    status: int
+    body: Buffer = b""
+
+
+class Request:
+    """A connection, and the request that is being answered on it."""
+
+    def __init__(self, connection: socket.socket, caller: Any, pace: Pace):
+        self.connection, self.caller, self.pace = connection, caller, pace
+        self.method, self.path, self.headers = "", "", dict[str, str]()
+        self.site = ""  # by the certificate
+        self.moved: Callable[[], None] = lambda: None  # to be called when bytes have moved
+        self._early = b""  # what came after the headers
+
+    def drop(self) -> None:
+        """Break the connection: its thread stops at once."""
+        with suppress(OSError):
+            socket.socket.shutdown(self.connection, socket.SHUT_RDWR)  # that of TLS would forget its key meanwhile
+
+    def read_headers(self, first: bool) -> bool:
+        """Read up to the body of the next request; return False if none comes."""
+        head, self._early, self.moved = self._early, b"", lambda: None
+        end = time.monotonic() + (self.pace.silence if first or head else KEEP)
+        while ENDS not in head:
+            if head and not re.match(rb"[A-Z]{1,10}( |$)", head):
+                raise Refusal(400, "odd", "not HTTP", self.site)
+            if len(head) > MAX_HEADERS:
+                raise Refusal(431, "large", "headers that do not end", self.site)
+            try:
+                self.connection.settimeout(max(0.001, end - time.monotonic()))
+                block = self.connection.recv(BLOCK)
+            except TimeoutError as problem:
+                if head or first:
+                    raise Refusal(408, "slow", "headers that do not come", self.site) from problem
+                return False
+            if not block:
+                return False
+            if not head:
+                end = min(end, time.monotonic() + self.pace.silence)
+            head += block
+        head, _, self._early = head.partition(ENDS)
+        line, *fields = head.split(b"\r\n")
+        if (found := LINE.fullmatch(line)) is None:
+            raise Refusal(400, "odd", "not HTTP", self.site)
+        self.method, self.path = found[1].decode(), found[2].decode("latin-1")
+        pairs = (each.decode("latin-1").partition(":") for each in reversed(fields))
+        self.headers = {name.strip().lower(): value.strip() for name, _, value in pairs}  # the first of several counts
+        return True
+
+    def read(self, memory: memoryview, arrived: Callable[[int], None] = lambda count: None) -> None:
+        """Receive a body in memory of its size, and confirm to the client every few seconds that bytes arrive."""
+        count, at = min(len(self._early), len(memory)), 0
+        memory[:count], self._early = self._early[:count], self._early[count:]
+        began = confirmed = time.monotonic()
+        self.connection.settimeout(self.pace.silence)
+        while True:
+            at += count
+            arrived(count)
+            if at == len(memory):
+                return
+            try:
+                count = self.connection.recv_into(memory[at:])
+                self.pace.keep(began, at)
+            except TimeoutError as problem:
+                raise Refusal(408, "slow", "a request that trickled in", self.site) from problem
+            if not count:
+                raise Refusal(400, "cut")
+            if time.monotonic() > confirmed + CONFIRM:
+                confirmed = time.monotonic()
+                self.connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")  # its timeout counts from there
+                self.moved()
+
+    def respond(self, reply: Reply) -> None:
+        """Send a response; TimeoutError if it is not fetched."""
+        began, size = time.monotonic(), 0
+        self.connection.settimeout(self.pace.silence)
+        head = [f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}", f"date: {formatdate(usegmt=True)}"]
+        head += [f"content-length: {len(reply.body)}", *(["connection: close"] if reply.status >= 400 else [])]
+        self.connection.sendall("\r\n".join(head).encode() + ENDS)
+        for piece in pieces(reply.body):
+            self.connection.sendall(piece)
+            size += len(piece)
+            self.pace.keep(began, size)
+            self.moved()
+
+    def end(self) -> None:
+        """Close the connection, and give the client time to read what it was told."""
+        with suppress(OSError):
+            socket.socket.shutdown(self.connection, socket.SHUT_WR)
+            end = time.monotonic() + 1.0
+            while (left := end - time.monotonic()) > 0:
+                self.connection.settimeout(left)
+                if not socket.socket.recv(self.connection, BLOCK):
+                    break
+        self.connection.close()
+
+
+class Port:
+    """Listens, and has every request answered in the thread of its connection.
+
+    Args:
+        listener: The socket that listens.
+        context: TLS, which requires a certificate of the federation's CA.
+        sites: Names of the sites.
+        admission: Takes note of what is refused.
+        pace: How slow a client may be.
+        answer: Answers a request.
+    """
 
     def __init__(
         self,
-        parts: Iterable[memoryview],
-        early: bytearray,
-        loop: asyncio.AbstractEventLoop,
-        confirm: Callable[[], None],
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        sites: list[str],
+        admission: Admission,
+        pace: Pace,
+        answer: Callable[[Request], Reply],
     ):
-        self._parts, self._loop = [part for part in parts if part], loop  # what is left of them
-        self.confirm = confirm  # tells the client that bytes arrive
-        self._abandoned: memoryview | None = None  # memory for the rest of a body that was given up
-        self.size, self.heard = 0, loop.time()  # bytes that have come, and when the last ones did
-        self.over = loop.create_future()  # when all have come, or no more will
-        while self.size < len(early):
-            count = min(len(early) - self.size, len(self.slot))
-            self.slot[:count] = early[self.size : self.size + count]
-            self.grow(count)
+        self._listener, self._context, self._admission, self._pace = listener, context, admission, pace
+        self._answer, self._closing, self._lock = answer, threading.Event(), threading.Lock()
+        self._greetings: dict[Request, None] = {}  # handshakes in progress; the oldest gives way
+        # connections by the site of their certificate, oldest first; those of no known site under ""
+        self._callers: dict[str, dict[Request, None]] = {site: {} for site in ("", *sites)}
+        listener.settimeout(0.1)
+        self._door = threading.Thread(target=self._answer_the_door, name="polysite-link", daemon=True)
+        self._door.start()
 
-    @property
-    def slot(self) -> memoryview:
-        """Where the next bytes belong."""
-        return self._parts[0] if self._abandoned is None else self._abandoned
-
-    def grow(self, count: int) -> bool:
-        """Count bytes that were received in the slot; return whether the body is complete."""
-        if self._abandoned is not None:
-            return False
-        self.size, self.heard = self.size + count, self._loop.time()
-        rest = self._parts[0][count:]
-        self._parts[:1] = [rest] if rest else []
-        return not self._parts
-
-    def abandon(self) -> None:
-        """Write no more bytes to the memory that was given."""
-        self._parts, self._abandoned = [], memoryview(bytearray(BLOCK))
-        self.end()
-
-    def end(self) -> None:
-        """Expect no more bytes."""
-        if not self.over.done():
-            self.over.set_result(None)
-
-
-class Server(uvicorn.Server):
-    """Uvicorn with its own accept loop, which sees failed handshakes."""
-
-    def __init__(self, guard: "Guard", context: ssl.SSLContext):
-        config = uvicorn.Config(
-            guard,
-            interface="asgi3",
-            http=Connection,
-            ws="none",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=75,
-        )
-        super().__init__(config)
-        self.guard, self.context = guard, context
-        self.greetings: dict[asyncio.Task[None], None] = {}  # handshakes in progress; the oldest gives way
-
-    def announce(self, sites: Iterable[str]) -> None:
-        """Have requests for messages answered that wait on behalf of these sites."""
-        self.loop.call_soon_threadsafe(self.guard.announce, list(sites))
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to accept connections."""
-        self.loop = asyncio.get_running_loop()
-        await self.lifespan.startup()
-        self.servers = []
-        self.listener = (sockets or [])[0]
-        self.listener.setblocking(False)
-        self.door = asyncio.create_task(self._answer_the_door())
-        self.started = True
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    def close(self) -> None:
         """Stop accepting and close all connections."""
-        for task in (self.door, *self.greetings):
-            task.cancel()
-        self.listener.close()
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-        await asyncio.wait((self.door, *self.greetings), timeout=1)
-        await self.lifespan.shutdown()
+        self._closing.set()
+        self._door.join()
+        self._listener.close()
+        with self._lock:
+            for request in [*self._greetings, *(each for callers in self._callers.values() for each in callers)]:
+                request.drop()
 
-    async def _answer_the_door(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
+    def _answer_the_door(self) -> None:
+        while not self._closing.is_set():
             try:
-                caller, address = await loop.sock_accept(self.listener)
-            except OSError as problem:  # no file descriptor left, or hung up already
-                self.guard.admission.note(f"no connection can be accepted: {problem.strerror}", None)
-                await asyncio.sleep(0.1)
+                connection, caller = self._listener.accept()
+            except TimeoutError:
                 continue
-            if len(self.greetings) >= 64:
-                oldest = next(iter(self.greetings))
-                del self.greetings[oldest]
-                oldest.cancel()
-                self.guard.admission.note("too many callers at once", address)
-            task = loop.create_task(self._greet(caller, address))
-            self.greetings[task] = None
-            task.add_done_callback(partial(self._dismiss, caller))
-            await asyncio.sleep(0)  # other tasks get their turn, however many clients wait
+            except OSError as problem:  # no file descriptor left, or hung up already
+                self._admission.note(f"no connection can be accepted: {problem.strerror}", None)
+                time.sleep(0.1)
+                continue
+            request = Request(connection, caller, self._pace)
+            self._enter(self._greetings, request, MAX_GREETINGS, "too many callers at once")
+            try:
+                threading.Thread(target=self._serve, args=(request,), name="polysite-site", daemon=True).start()
+            except RuntimeError as problem:  # no thread left
+                self._admission.note(f"no connection can be accepted: {problem}", caller)
+                self._leave(self._greetings, request)
+                connection.close()
 
-    def _dismiss(self, caller: socket.socket, greeting: asyncio.Task[None]) -> None:
-        """Forget a handshake that is over; one that was cancelled may not even have begun."""
-        self.greetings.pop(greeting, None)
-        if greeting.cancelled():
-            caller.close()
+    def _enter(self, those: dict[Request, None], request: Request, most: int, why: str) -> None:
+        """Count a connection; if there are too many of its kind, the oldest gives way: it may be a broken one."""
+        with self._lock:
+            those[request] = None
+            oldest = next(iter(those)) if len(those) > most else None
+            if oldest is not None:
+                del those[oldest]
+        if oldest is not None:
+            self._admission.note(why, oldest.caller, oldest.site)
+            oldest.drop()
 
-    async def _greet(self, caller: socket.socket, address: Any) -> None:
-        """Perform the TLS handshake, which requires a certificate of the federation's CA."""
-        connection = Connection(self.config, self.server_state, self.lifespan.state)
-        silence = self.guard.pace.silence
+    def _leave(self, those: dict[Request, None], request: Request) -> bool:
+        with self._lock:
+            return those.pop(request, self) is None
+
+    def _serve(self, request: Request) -> None:
+        """Perform the handshake and answer requests until the connection ends."""
         try:
-            await connection.loop.connect_accepted_socket(
-                lambda: _Receiver(connection),
-                caller,
-                ssl=self.context,
-                ssl_handshake_timeout=silence,
-                ssl_shutdown_timeout=1.0,
-            )
-        except OSError as problem:
-            self.guard.admission.note(
-                f"no handshake: {getattr(problem, 'reason', None) or str(problem) or 'cut'}", address
-            )
+            self._greet(request)
+        except (OSError, ValueError) as problem:
+            if self._leave(self._greetings, request):
+                why = getattr(problem, "reason", None) or str(problem) or "cut"
+                self._admission.note(f"no handshake: {why}", request.caller)
+            request.connection.close()
+            return
+        self._leave(self._greetings, request)
+        mine = self._callers[request.site]
+        self._enter(mine, request, MAX_CONNECTIONS, "too many connections")
+        try:
+            first = True
+            while not self._closing.is_set() and self._respond(request, first):
+                first = False
+        except OSError:  # it was broken
+            pass
         finally:
-            if connection not in self.server_state.connections:
-                caller.close()
+            self._leave(mine, request)
+            request.end()
 
+    def _greet(self, request: Request) -> None:
+        request.connection.settimeout(self._pace.silence)
+        request.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        secure = self._context.wrap_socket(request.connection, server_side=True, do_handshake_on_connect=False)
+        request.connection = secure
+        secure.do_handshake()
+        shown: Any = secure.getpeercert() or {}
+        names = (value for part in shown.get("subject", ()) for kind, value in part if kind == "commonName")
+        if (name := next(names, "")) in self._callers:
+            request.site = name
+            end = datetime.fromtimestamp(ssl.cert_time_to_seconds(shown["notAfter"]), UTC)
+            self._admission.note_expiry(name, end)
 
-class Connection(HttpToolsProtocol):
-    """A connection after its handshake: uvicorn's, with limits for the time and size of headers."""
-
-    app: "Guard"
-
-    def __init__(self, *args: Any, **others: Any):
-        super().__init__(*args, **others)
-        self._size = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._mine: dict[Connection, None] = {}  # all connections of this site
-        self._site = ""
-        self.body: Body | None = None  # that bytes are received for
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection and start the timer for its headers."""
-        super().connection_made(transport)
-        transport.set_write_buffer_limits(WRITTEN)
-        self._wait()
-        name = _name(transport)
-        self._site = name if name in self.app.callers else ""
-        if self._site and (end := _expiry(transport)) is not None:
-            self.app.admission.note_expiry(self._site, end)
-        self._mine = self.app.callers[self._site]
-        self._mine[self] = None
-        if len(self._mine) > MAX_CONNECTIONS:  # the oldest gives way: it may be a broken connection
-            next(iter(self._mine))._drop("too many connections")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        self._done()
-        self._mine.pop(self, None)
-        super().connection_lost(exc)
-        if self.body is not None:
-            self.body.end()
-
-    def data_received(self, data: bytes) -> None:
-        """Parse data; drop a connection whose headers are too large."""
-        if self.transport.is_closing():
-            return
-        self._size += len(data)
-        super().data_received(data)
-        if self._timer is not None and self._size > MAX_HEADERS:
-            self._drop("headers that do not end")
-
-    def on_message_begin(self) -> None:
-        """Start the timer for the headers of a request."""
-        super().on_message_begin()
-        self._size = 0
-        self._wait()
-
-    def on_headers_complete(self) -> None:
-        """Stop the timer, and read on when the request was authenticated and there is memory for its body."""
-        self._done()
-        super().on_headers_complete()
-        cycle = self.cycle
-        receive: Callable[..., Body] = lambda *parts: self._receive(cycle, parts)  # noqa: E731
-        cycle.scope["extensions"] = {BODY: receive}  # type: ignore[dict-item]
-        self.flow.pause_reading()
-
-    def _receive(self, cycle: RequestResponseCycle, parts: Iterable[memoryview]) -> Body:
-        """Receive the body of a request, whose size is known, in memory of that size."""
-        if cycle.waiting_for_100_continue:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            cycle.waiting_for_100_continue = False
-        body = Body(parts, cycle.body, self.loop, self._confirm)
-        cycle.body = bytearray()
-        if cycle.more_body and not cycle.disconnected:
-            self.body = body
-        else:
-            body.end()
-        self.flow.resume_reading()
-        return body
-
-    def _confirm(self) -> None:
-        """Tell the client that bytes arrive: its time-out counts from there."""
-        if not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def body_received(self, body: Body, count: int) -> None:
-        """Count bytes of a body; after the last one the next request is parsed."""
-        if self.transport.is_closing() or not body.grow(count):
-            return
-        self.body = None
-        self.parser = httptools.HttpRequestParser(self)  # the former one did not see the body
-        with suppress(AttributeError):  # as uvicorn does; not in all versions
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.on_message_complete()
-        body.end()
-
-    def send_400_response(self, msg: str) -> None:
-        """Record and answer what is not HTTP."""
-        self.app.admission.note("not HTTP", self.client, self._site)
-        super().send_400_response(msg)
-
-    def _wait(self) -> None:
-        self._done()
-        self._timer = self.loop.call_later(self.app.pace.silence, self._drop, "headers that do not come")
-
-    def _done(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _drop(self, why: str) -> None:
-        self._done()
-        self._mine.pop(self, None)
-        self.app.admission.note(why, self.client, self._site)
-        self.transport.abort()
-
-
-class _Receiver(asyncio.BufferedProtocol):
-    """What the event loop sees of a connection: it writes decrypted bytes where they belong."""
-
-    def __init__(self, connection: Connection):
-        self._connection, self._block = connection, memoryview(bytearray(BLOCK))
-        self.connection_made = connection.connection_made  # type: ignore[method-assign,assignment]
-        self.connection_lost = connection.connection_lost  # type: ignore[method-assign]
-        self.pause_writing = connection.pause_writing  # type: ignore[method-assign]
-        self.resume_writing = connection.resume_writing  # type: ignore[method-assign]
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return memory for the next bytes."""
-        body = self._connection.body
-        return self._block if body is None else body.slot
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes that were received."""
-        body = self._connection.body
-        if body is None:
-            self._connection.data_received(bytes(self._block[:nbytes]))
-        else:
-            self._connection.body_received(body, nbytes)
-
-    def eof_received(self) -> None:
-        """Close the connection."""
-
-
-def _expiry(transport: asyncio.Transport) -> datetime | None:
-    """Return when the client certificate expires."""
-    shown = transport.get_extra_info("peercert") or {}
-    end = shown.get("notAfter")
-    return None if end is None else datetime.fromtimestamp(ssl.cert_time_to_seconds(end), UTC)
-
-
-def _name(transport: asyncio.Transport) -> str:
-    """Return the common name of the client certificate: the name of the hospital."""
-    shown = transport.get_extra_info("peercert") or {}
-    names = (value for part in shown.get("subject", ()) for kind, value in part if kind == "commonName")
-    return next(names, "")
+    def _respond(self, request: Request, first: bool) -> bool:
+        """Answer the next request; return whether another may follow."""
+        try:
+            if not request.read_headers(first):
+                return False
+            reply = self._answer(request)
+        except Refusal as refusal:
+            self._admission.note(refusal.what, request.caller, refusal.site)
+            reply = Reply(refusal.status, b'{"detail":"%s"}' % refusal.word.encode())
+        try:
+            request.respond(reply)
+        except TimeoutError:
+            self._admission.note("a response that was not fetched", request.caller, request.site)
+            return False
+        return reply.status < 400

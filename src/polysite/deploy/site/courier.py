@@ -1,6 +1,6 @@
 """The implementation of ``polysite site run``: carries requests to the worker and responses back, and shows both.
 
-The courier connects to one address, outwards; it loads Flower, but neither torch nor the data. It starts the worker as
+The courier connects to one address, outwards; it loads neither Flower nor torch nor the data. It starts the worker as
 a separate process, and finds it again after a crash. Everything on the screen is also in the ledger, which the worker
 writes.
 """

@@ -38,7 +38,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from polysite import config
+from polysite import assessment, config
 from polysite.algorithms import names_of
 from polysite.algorithms.base import facts
 from polysite.buffers import Buffer
