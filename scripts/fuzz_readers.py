@@ -37,6 +37,7 @@ from polysite.deploy.site.privacy_budget import PrivacyBudget
 from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import Studies
 from polysite.engines import checkpoint, site_memory
+from polysite.engines.messages import Measured
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import PolysiteError
 from polysite.metrics.measures import MEASURES
@@ -293,11 +294,11 @@ def _messages() -> Iterator[Reader]:
         "protocol": protocol.PROTOCOL, "study": STUDY, "phase": 0, "round": 1, "version": 0, "keep": [0, 1],
         "split": "test", "tolerance": 1.0, "name": "best", "config": "seed = 1", "begins": 0, "before": 0,
     }  # fmt: skip
-    for kind in protocol.FIELDS:
+    for kind, made in protocol.NAMED.items():
         request = json.dumps({**ask, "kind": kind}).encode()
-        yield Reader(f"request {kind}", (request,), lambda b: protocol.Request.parse(_header(b)), mutate.JSON)
-        wanted = protocol.Request(kind=kind, study=STUDY, split="test")
-        parse = partial(protocol.parse_response, wanted, cases=cases, subject=subject)
+        yield Reader(f"request {kind}", (request,), lambda b: protocol.parse_request(_header(b)), mutate.JSON)
+        wanted = made(split="test") if kind in ("score", "examine") else made()
+        parse = partial(protocol.parse_response, wanted, take=lambda: sound, cases=cases, subject=subject)
         yield Reader(f"response {kind}", (json.dumps(_answer(cases)).encode(),),
                      lambda b, parse=parse: _response(parse(_header(b))), mutate.JSON)  # fmt: skip
 
@@ -323,7 +324,7 @@ def _measures() -> str:
     low = {name: max(known.low, 0.0) for name, known in MEASURES.items()}
     score = CaseScore({"tumour": 0.5, "oedema": 0.25}, math.nan, counts={})
     case = Examined("case", score, {"tumour": low, "oedema": low}, None, "mm")
-    return str(protocol.Measured((case,)).header()["measures"])
+    return str(protocol.measures_header(Measured((case,)))["measures"])
 
 
 def _header(content: bytes) -> dict[str, Any]:
