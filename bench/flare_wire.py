@@ -16,13 +16,12 @@ from safetensors.numpy import load_file, save_file
 
 from polysite import config
 from polysite.deploy.coordinator import run as coordinator
-from polysite.deploy.coordinator.roster import Roster
 from polysite.deploy.flare.controller import StudyController
 from polysite.deploy.flare.job import CONTROLLER, export
 from polysite.deploy.flare.site_folder import prepare
 from polysite.deploy.flare.wire import FlareWire
-from polysite.deploy.identity import identity
 from polysite.engines.rounds import run_rounds
+from polysite.engines.watch import Watch
 from polysite.payload import plain
 
 
@@ -35,7 +34,8 @@ class Rounds(StudyController):
         text = (Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / self.study).read_text()
         chosen, params = config.parse(text), coordinator._lift(load_file(folder / "start.safetensors"))
         start = {k: x.clone() for k, x in list(params.items())[:1]}
-        sites = Roster(FlareWire(self, fl_ctx, abort_signal), "wire", "", self.sites, self.deadlines, identity())
+        post = FlareWire(self, fl_ctx, abort_signal)
+        sites = coordinator._roster(post, "wire", chosen, "", self.sites, self.limits, Watch())
         sites.gather(60)
         (phase,) = coordinator._phases(chosen, sites)
         for r in run_rounds(phase.algorithm, phase.transport, params, chosen.run, seed=0):

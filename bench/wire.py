@@ -1,6 +1,6 @@
 """Time of a round without training: 22.58 M parameters to five hospitals and back, over TLS on loopback.
 
-polysite runs its real server side (Link, Roster, RemoteSites, FedAvg, rounds), real ``polysite site run`` processes and
+polysite runs its real server side (Link, Sites, FedAvg, rounds), real ``polysite site run`` processes and
 workers that answer at once, with numbers of their own. It is compared with (a) the same bytes through one bare TLS
 socket per site and (b) stock Flower, its FedAvg and a ClientApp that imports torch and MONAI. The script prints
 seconds, bytes, the two ratios, processor time and memory. Targets: at most 6 s, bytes within 1 % of the parameters'
@@ -153,9 +153,9 @@ def sized(params: dict, wanted: float | None) -> dict:
 def exchange(chosen, params, made, folder: Path) -> tuple[list[dict], list[dict]]:
     """Rounds of ours and of bare sockets by turns, so that a slow moment of the machine meets both."""
     from polysite.deploy.coordinator import run as coordinator
-    from polysite.deploy.coordinator.roster import Deadlines, Roster
-    from polysite.deploy.identity import identity
     from polysite.engines.rounds import run_rounds
+    from polysite.engines.sites import Deadlines
+    from polysite.engines.watch import Watch
 
     names, start = list(made.sites), {k: x.clone() for k, x in list(params.items())[:1]}
     ours, bare = [], []
@@ -166,7 +166,7 @@ def exchange(chosen, params, made, folder: Path) -> tuple[list[dict], list[dict]
         workers = stack.enter_context(started(stubs))
         courier = [sys.executable, "-m", "polysite.cli", "site", "run"]
         couriers = stack.enter_context(running([[*courier, folder / n] for n in names], folder / "couriers.log"))
-        hospitals = Roster(link, "wire", "", names, Deadlines(quorum=len(names)), identity())
+        hospitals = coordinator._roster(link, "wire", chosen, "", names, Deadlines(quorum=len(names)), Watch())
         until(lambda: len(link.online()) == len(names), 120, folder)
         hospitals.gather(60)
         (phase,) = coordinator._phases(chosen, hospitals)

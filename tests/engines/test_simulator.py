@@ -114,7 +114,7 @@ def test_models_that_a_phase_starts_from_leave_the_device_too():
         tuning = Simulator(ps.FineTune(lr=(0.01, 0.02)), sites(), store=store)
         tuning.begin(2, engine.serve(2, last.sent))
         _, found = trained(tuning, tuning.algorithm, 2)
-        return found, {start.where for host in tuning.roster.wire.hosts.values() for _, start in host._starts.values()}
+        return found, {start.where for host in tuning.sites.wire.hosts.values() for _, start in host._starts.values()}
 
     near, far = served(MemoryStore(AMPLE, AMPLE)), served(MemoryStore(0, 4 * ONE))
     assert near[0] == far[0] and near[1] == {"device"} and "device" not in far[1] and "disk" in far[1]

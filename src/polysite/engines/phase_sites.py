@@ -124,7 +124,7 @@ class PhaseSites:
         kind: Literal["train", "assess"] = "train",
         store: MemoryStore | None = None,
     ):
-        self.algorithm, self.roster, self.phase, self.kind, self.lift = algorithm, sites, phase, kind, lift
+        self.algorithm, self.sites, self.phase, self.kind, self.lift = algorithm, sites, phase, kind, lift
         self.known, self.simulated = known or {}, known is not None
         self._names, self._audience = tuple(sorted(names)), tuple(sorted(audience))
         self._store = store or MemoryStore()
@@ -140,7 +140,7 @@ class PhaseSites:
         """Sites that train, or are assessed; a site that has not connected yet may still come."""
         if self.simulated:
             return self._names
-        known = self.roster.status
+        known = self.sites.status
         if self.kind == "assess":
             return tuple(i for i, s in known.items() if s.ready and s.greeting and s.greeting.may_assess)
         return tuple(i for i, s in known.items() if not s.refused and s.cases.get("train", 1))
@@ -150,7 +150,7 @@ class PhaseSites:
         """Sites that are served a model and score it on their own cases."""
         if self.simulated:
             return self._audience
-        ready = ((i, s.greeting) for i, s in self.roster.status.items() if s.ready and s.greeting)
+        ready = ((i, s.greeting) for i, s in self.sites.status.items() if s.ready and s.greeting)
         return tuple(i for i, g in ready if g.may_score and (g.cases["validation"] or g.cases["test"]))
 
     @property
@@ -169,7 +169,7 @@ class PhaseSites:
         """Numbers of training cases that hospitals reported when they joined: the only weights that are accepted."""
         if self.simulated or self.kind == "assess":
             return {}
-        return {i: s.cases["train"] for i, s in self.roster.status.items() if s.cases}
+        return {i: s.cases["train"] for i, s in self.sites.status.items() if s.cases}
 
     def train(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
         """Deliver the payloads and yield each reply as it arrives, with outgoing steps such as compression."""
@@ -177,7 +177,7 @@ class PhaseSites:
         make = Assess if self.kind == "assess" else Train
         requests = self._requests(sent, make, round)
         summed = bool(requests) and is_summable(self.algorithm) and not self.simulated
-        for site, response in self.roster.ask(requests, self.phase, least=self._least):
+        for site, response in self.sites.ask(requests, self.phase, least=self._least):
             if isinstance(response, Trained):
                 reply = self._reply(site, response)
                 if summed:
@@ -220,16 +220,16 @@ class PhaseSites:
         """
         self._least = least
         requests = self._requests(sent, partial(MaskTurn, step=step), round)
-        asked = self.roster.ask(requests, self.phase, least=least)
+        asked = self.sites.ask(requests, self.phase, least=least)
         return {site: response.payload for site, response in asked if isinstance(response, MaskTaken)}
 
     def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
         """Have every site score the model that it is served, on one split of its cases."""
         requests = self._requests(sent, partial(Score, split=split), round)
-        asked = self.roster.ask(requests, self.phase, self._scores)
+        asked = self.sites.ask(requests, self.phase, self._scores)
         scores = {site: response.scores for site, response in asked if isinstance(response, Scored)}
         self._note_unscored(round, split, any(scores.values()))
-        return {i: scores[i] for i in (sent if self.simulated else sorted(scores))}
+        return {i: scores[i] for i in (sent if self.simulated else sorted(scores)) if i in scores}
 
     def examine(
         self, round: int, sent: Mapping[SiteId, Payload], split: str, tolerance: float, others: bool
@@ -243,7 +243,7 @@ class PhaseSites:
             return
         requests = self._requests(sent, partial(Examine, split=split, tolerance=tolerance), round)
         scored = False
-        for site, response in self._in_order(self.roster.ask(requests, self.phase, self._scores)):
+        for site, response in self._in_order(self.sites.ask(requests, self.phase, self._scores)):
             for examined in response.cases if isinstance(response, Measured) else ():
                 scored = True
                 yield site, site, examined
@@ -261,7 +261,7 @@ class PhaseSites:
         for host in sorted({*self.names, *self.audience}):
             cases = self.known[host].cases(split)
             requests = self._requests(sent, partial(Serve, cases=cases), round)
-            for owner, found in self.roster.ask(requests, self.phase):
+            for owner, found in self.sites.ask(requests, self.phase):
                 if isinstance(found, Models):
                     served[owner][host] = found
         for owner, models in served.items():
@@ -278,7 +278,7 @@ class PhaseSites:
                     for host, each in models.items()
                     if k < len(each.models)
                 }
-                for host, measured in self.roster.ask(requests, self.phase):
+                for host, measured in self.sites.ask(requests, self.phase):
                     found_cases = measured.cases if isinstance(measured, Measured) else ()
                     yield from ((owner, host, examined) for examined in found_cases)
 
@@ -290,7 +290,7 @@ class PhaseSites:
         models: dict[SiteId, tuple[Tree, ...]] = {}
         hidden: dict[SiteId, int] = {}
         requests = self._requests(sent, partial(Serve, name=name), round)
-        for site, response in self.roster.ask(requests, self.phase):
+        for site, response in self.sites.ask(requests, self.phase):
             if not isinstance(response, Models):
                 continue
             if not any(isinstance(model, str) for model in response.models):
@@ -299,7 +299,7 @@ class PhaseSites:
                 continue
             known, certain = self._derivable(sent[site])
             if certain and response.models != certain:  # false, or computed on a machine that rounds differently
-                self.roster.note("reports another model than was sent; the study continues with what was sent", site)
+                self.sites.note("reports another model than was sent; the study continues with what was sent", site)
             digests = certain or response.models
             if all(d in known for d in digests):
                 models[site] = tuple(dict(known[cast(str, d)]) for d in digests)
@@ -342,8 +342,8 @@ class PhaseSites:
                 payload=origin.sent[site],
             )
 
-        self.roster.beginnings[self.phase] = beginning
-        for status in self.roster.status.values():
+        self.sites.beginnings[self.phase] = beginning
+        for status in self.sites.status.values():
             status.begun.discard(self.phase)
 
     def memories(self) -> Mapping[SiteId, Payload]:
@@ -361,23 +361,23 @@ class PhaseSites:
 
     def retain(self, versions: Mapping[SiteId, Collection[int]]) -> None:
         """Tell hospitals with the next requests which versions may still be asked for; they can delete all others."""
-        self.roster.needed = versions
+        self.sites.needed = versions
 
     def incidents(self) -> Sequence[Incident]:
         """Return the incidents since the last call: absent, late or refusing sites, and why."""
-        return self.roster.incidents()
+        return self.sites.incidents()
 
     @property
     def secret(self) -> int:
         """Number, unknown to the sites, from which the guard draws its signs."""
-        return self.roster.secret
+        return self.sites.secret
 
     def _scores(self, site: SiteId) -> bool:
         return site in self.audience
 
     def _note_unscored(self, round: int, split: str, any_scored: bool) -> None:
-        if not any_scored and not self.simulated and any(s.cases.get(split) for s in self.roster.status.values()):
-            self.roster.note(f"no site scored the model of round {round + 1} on {split} cases")
+        if not any_scored and not self.simulated and any(s.cases.get(split) for s in self.sites.status.values()):
+            self.sites.note(f"no site scored the model of round {round + 1} on {split} cases")
 
     def _requests(
         self, sent: Mapping[SiteId, Payload], make: Callable[..., Request], round: int
@@ -385,7 +385,7 @@ class PhaseSites:
         requests = {}
         for site, payload in sent.items():
             version, stored = self._versions.get(site, -1), self._memory.get(site)
-            keep = tuple(sorted({*self.roster.needed.get(site, ()), version}))
+            keep = tuple(sorted({*self.sites.needed.get(site, ()), version}))
             memory = stored.get() if stored else None
             at = {"phase": self.phase, "round": round, "version": version, "keep": keep}
             requests[site] = make(**at, payload=payload, memory=memory)
