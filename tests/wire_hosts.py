@@ -1,0 +1,44 @@
+"""Hosts of two quadratic sites, in phases that differ in what they ask of a site."""
+
+import numpy as np
+
+import polysite as ps
+from polysite.engines.host import HostPhase, SiteHost
+from polysite.engines.secure.settings import Secure
+from polysite.payload import Payload
+from polysite.privacy import Private
+from quadratic import Quadratic
+
+NAMES = ("north", "south")
+START = {"w": np.array([3.0])}
+NOISY = Private("hospital", clip=100.0, noise=0.1)
+SECURE = Secure("on")
+PHASES = (ps.FedAvg(), ps.Ditto(lam=0.5), ps.FedAvg(), ps.FedAvg(), ps.FineTune(lam=(0.0,)))
+SENT = Payload(model=START)
+
+
+def sites():
+    return {name: Quadratic(1.0 + k, np.full(2 + k, k - 1.0)) for k, name in enumerate(NAMES)}
+
+
+def host(name):
+    """Plain rounds, a memory, noise, masks, and a phase that begins from an earlier model."""
+    site = sites()[name]
+    settings = ({}, {}, {"private": NOISY}, {"secure": SECURE}, {})
+    return SiteHost(
+        name, {k: HostPhase(a, site, **more) for k, (a, more) in enumerate(zip(PHASES, settings, strict=True))}
+    )
+
+
+class Hosts:
+    """What a worker of the Ray cluster holds."""
+
+    def __init__(self, recipe, device): ...
+
+    def load(self, names): ...
+
+    def describe(self, name):
+        return {}
+
+    def host(self, name):
+        return host(name)
