@@ -124,10 +124,27 @@ class Job:
         return max(candidates, key=lambda other: len(other.study.then), default=None)
 
 
-def inner_job(root: Path, name: str, chosen: Study, inner: int, fold: int) -> Job:
-    """Return the run of a study that leaves out one inner fold; it computes the score alone."""
-    split = replace(chosen.split, seed=chosen.split.seed_of(chosen.seed), inner=inner, inner_fold=fold)
-    return Job(name, fold, chosen.seed, replace(chosen, split=split), root, evaluate=False)
+class Trainer(Protocol):
+    """What trains jobs: processes of this machine, or a cluster."""
+
+    @property
+    def step(self) -> Step:
+        """Report progress."""
+        ...
+
+    def train(self, jobs: Sequence[Job]) -> Mapping[str, str]:
+        """Train the study of every job into its run folder, unless that is done; return why some failed, by title.
+
+        A job that begins with another one goes on from its run.
+        """
+        ...
+
+
+def inner_jobs(root: Path, name: str, chosen: Study, inner: int, folds: Iterable[int]) -> list[Job]:
+    """Return runs of a study that leave out one inner fold each; they compute the score alone."""
+    split = replace(chosen.split, seed=chosen.split.seed_of(chosen.seed), inner=inner)
+    studies = {fold: replace(chosen, split=replace(split, inner_fold=fold)) for fold in folds}
+    return [Job(name, fold, chosen.seed, each, root, evaluate=False) for fold, each in studies.items()]
 
 
 def variants(bench: Bench, overrides: Mapping[str, str], federation: NamedFederation | None = None) -> list[Variant]:
@@ -412,11 +429,9 @@ def refuse_too_large(work: Sequence[Job], out: Path) -> None:
 
 
 def prepare(work: Sequence[Job], out: Path) -> None:
-    """Write the studies of runs that start from nothing but them; refuse those that do not fit their data or disk."""
+    """Refuse runs that do not fit their data or disk."""
     check(work)
     refuse_too_large(work, out)
-    for job in work:
-        job.write()
 
 
 def why_failed(work: Mapping[str, Sequence[Job]], failed: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from select import select
 from signal import SIGTERM, default_int_handler, signal
 
 from polysite import machine
-from polysite.benchmark.jobs import REFUSED, Job, Step
+from polysite.benchmark.jobs import REFUSED, Job, Step, silent
 from polysite.benchmark.worker import Order
 from polysite.own_process import worker_command
 
@@ -47,7 +47,7 @@ _kept: ContextVar[Team | None] = ContextVar("team", default=None)
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Let workers, and what is known of their memory, last from one ``work`` to the next."""
+    """Let workers, and what is known of their memory, last from one ``train`` to the next."""
     if _kept.get() is not None:
         yield
         return
@@ -60,46 +60,58 @@ def kept() -> Iterator[None]:
         team.end()
 
 
-def work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
-    """Run jobs in parallel as memory allows; return the failed ones with the reason."""
-    signal(SIGTERM, default_int_handler)  # SIGTERM interrupts like Ctrl-C, so that no child is left behind
-    done = [job for job in jobs if job.done]
-    left = [job for job in jobs if job not in done]
-    team = _kept.get() or Team()
-    room = team.room if team.room and team.room.asked == most else Room(most)
-    running, idle, team.room = dict[Job, Worker](), team.idle, room
-    failed: dict[str, str] = {}
-    try:
-        while left or running:
-            while placed := _next(left, running, room):
-                job, gpu = placed
-                left.remove(job)
-                worker = running[job] = _worker(idle, gpu, room.threads)
-                worker.begin(job, job.first(done), 1 + len(left) // room.parallel)
-                step(f"{len(running)} in parallel · {job.title}{_on(gpu, room)}", 0)
-            select([worker.replies for worker in running.values()], [], [], 0.2)
-            room.look()
-            for job, worker in list(running.items()):
-                code = worker.ended()
-                if code is None:
-                    continue
-                del running[job]
-                room.learnt = room.learnt or not code
-                if code:
-                    failed[job.title] = reason(job, code)
-                else:
-                    done.append(job)
-                if code in (0, REFUSED):
-                    idle.append(worker)
-                else:
-                    worker.end()
-                step(f"{job.title}: {'failed' if code else 'done'}")
-    finally:
-        for worker in running.values():
-            worker.end()
-        if team is not _kept.get():
-            team.end()
-    return failed
+@dataclass(frozen=True)
+class Workers:
+    """Trains jobs in processes of this machine, in parallel as memory allows.
+
+    Args:
+        most: Largest number of runs in parallel; None for as many as fit.
+        step: Reports progress.
+    """
+
+    most: int | None = None
+    step: Step = silent
+
+    def train(self, jobs: Sequence[Job]) -> dict[str, str]:
+        """Train what is not done; return the failed jobs with the reason."""
+        signal(SIGTERM, default_int_handler)  # SIGTERM interrupts like Ctrl-C, so that no child is left behind
+        done = [job for job in jobs if job.done]
+        left = [job for job in jobs if job not in done]
+        team = _kept.get() or Team()
+        room = team.room if team.room and team.room.asked == self.most else Room(self.most)
+        running, idle, team.room = dict[Job, Worker](), team.idle, room
+        failed: dict[str, str] = {}
+        try:
+            while left or running:
+                while placed := _next(left, running, room):
+                    job, gpu = placed
+                    left.remove(job)
+                    worker = running[job] = _worker(idle, gpu, room.threads)
+                    worker.begin(job, job.first(done), 1 + len(left) // room.parallel)
+                    self.step(f"{len(running)} in parallel · {job.title}{_on(gpu, room)}", 0)
+                select([worker.replies for worker in running.values()], [], [], 0.2)
+                room.look()
+                for job, worker in list(running.items()):
+                    code = worker.ended()
+                    if code is None:
+                        continue
+                    del running[job]
+                    room.learnt = room.learnt or not code
+                    if code:
+                        failed[job.title] = reason(job, code)
+                    else:
+                        done.append(job)
+                    if code in (0, REFUSED):
+                        idle.append(worker)
+                    else:
+                        worker.end()
+                    self.step(f"{job.title}: {'failed' if code else 'done'}")
+        finally:
+            for worker in running.values():
+                worker.end()
+            if team is not _kept.get():
+                team.end()
+        return failed
 
 
 def _next(left: Collection[Job], running: "dict[Job, Worker]", room: "Room") -> tuple[Job, str] | None:
@@ -127,10 +139,12 @@ def _on(gpu: str, room: "Room") -> str:
 
 
 def order(job: Job, before: Job | None, runs: int) -> Order:
-    """Return what a worker needs to know of a job; it takes over the phases of the job before, if that has finished.
+    """Write the study of a job, and return what a worker needs to know; it takes over the phases of the job before, if
+    that has finished.
 
     ``runs`` is the number of runs that the worker can expect, with this one: for many of them it pays to compile.
     """
+    job.write()
     paths = {"output": job.output, "study": job.file, "run": job.run, **({"after": before.run} if before else {})}
     wanted = {"runs": runs, "until": job.until, "evaluate": job.evaluate}
     return {**wanted, **{name: str(path.absolute()) for name, path in paths.items()}}
