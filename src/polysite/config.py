@@ -35,7 +35,7 @@ from polysite.engines.noise import check_replies
 from polysite.engines.plan import Plan
 from polysite.engines.secure.settings import check_algorithm
 from polysite.errors import ConfigError, nearest, shown
-from polysite.foreign import parse_toml, without_removed
+from polysite.foreign import parse_toml, read_toml, without_removed
 from polysite.heterogeneity.exchange import Assess
 from polysite.models import CHOICES, MODELS, Model
 from polysite.models.encoders import ENCODERS, Bundled, Encoder
@@ -377,15 +377,7 @@ def _phase(base: Study, then: Then, at: str) -> Study:
 
 def load(path: Path, overrides: Mapping[str, str] | None = None) -> Study:
     """Read a study from a file, with ``section.key = value`` overrides."""
-    return build(read(path), overrides)
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read a study from a file as parsed TOML."""
-    try:
-        return parse_toml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"the configuration {path} cannot be read: {problem}") from problem
+    return build(read_toml(path, "the configuration"), overrides)
 
 
 def parse(text: str, overrides: Mapping[str, str] | None = None, where: str = "the configuration") -> Study:
@@ -480,10 +472,15 @@ def vary(study: Study, changes: Mapping[str, Any]) -> Study:
 
 def _named(value: Any, changes: Mapping[str, Any], at: str) -> dict[str, Any]:
     """Return changes in which every section of a choice, such as the algorithm, has the name that it has in the value,
-    unless it has one: keys alone never choose another."""
+    unless it has one: keys alone never choose another. A mapping, such as that of hospitals, keeps its other entries.
+    """
     found: dict[str, Any] = {}
     for key, given in changes.items():
         path, now = f"{at}.{key}".strip("."), getattr(value, key, None)
+        if isinstance(given, Mapping) and isinstance(now, Mapping):
+            parts = {k: v for k, v in given.items() if is_dataclass(now.get(k)) and isinstance(v, Mapping)}
+            built = {k: _instance(type(now[k]), part, f"{path}.{k}", now[k]) for k, part in parts.items()}
+            given = {**now, **given, **built}
         if isinstance(given, Mapping) and is_dataclass(now) and not isinstance(now, Steps):
             name = _name_in(path, now) if _choices(path) is not None else None
             given = {**({"name": name} if name else {}), **_named(now, given, path)}
@@ -660,7 +657,7 @@ def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
         given = merge(_numbered(_plain(default, at)), given)
     if at == "federation" and (isinstance(given, list) or _is_numbered(given)):
         return _steps(given)
-    if choices is not None and is_dataclass(given):
+    if is_dataclass(given) and (choices is not None or type(given) is kind):
         return given  # from Python
     if choices is not None and isinstance(given, str):
         given = {"name": given}

@@ -26,7 +26,7 @@ def recipe(chosen):
 
 def test_phases_that_runs_share_are_spent_once(tmp_path):
     """Five rounds of 2 x 2 steps on each inner fold (2 or 3 training cases, batches of 2), and one round more."""
-    one = inner_jobs(tmp_path, "one", unselected(BASE), 2, range(2))
+    one = inner_jobs(tmp_path, {"one": unselected(BASE)}, 2)["one"]
     last = [replace(j, method="both", study=replace(j.study, then=(last_phase(BASE),))) for j in one]
     steps = deliver.steps_of(one[0].study)
     assert steps == 5 * sum(-(-len(splits["train"]) // 2) for splits in study.deal_cases(one[0].study).values())

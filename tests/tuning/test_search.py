@@ -52,7 +52,7 @@ def test_a_run_pauses_where_it_should_and_ends_as_without_a_pause(tmp_path):
 
 def test_a_study_that_is_validated_once_is_scored_where_it_pauses_and_serves_its_last_model(tmp_path):
     short = replace(BASE, run=ps.Plan(rounds=5, validate_every=5))
-    whole, parts = (inner_jobs(tmp_path / name, "one", short, 2, [0])[0] for name in ("whole", "parts"))
+    whole, parts = (inner_jobs(tmp_path / name, {"one": short}, 2)["one"][0] for name in ("whole", "parts"))
     done, rung = study.train(whole.study, whole.run, evaluate=False), parts.paused(1 / 3)
     with pytest.raises(Paused):
         study.train(parts.study, parts.run, evaluate=False, until=rung.until)

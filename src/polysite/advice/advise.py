@@ -81,16 +81,9 @@ def advise(
         spent = trainings - left / unit
     elif any(splits["test"] for splits in begun.dealt.values()):
         recipes = [of_inner_folds(recipe, runs) for recipe in recipes]
-    spending = Spending(spent, trainings is not None, effort.times)
+    spending, (advised, *others) = Spending(spent, trainings is not None, effort.times), recipes
     advice = Advice(
-        out,
-        begun.verdict,
-        trained,
-        compared=compared,
-        hospitals=choices,
-        recipe=recipes[0],
-        exceptions=recipes[1:],
-        spending=spending,
+        out, begun.verdict, trained, compared, choices, recipe=advised, exceptions=others, spending=spending
     )
     _write(out / "advice.json", json.dumps(plain(advice), indent=1))
     return advice

@@ -205,4 +205,5 @@ def of_inner_folds(recipe: Recipe, runs: Runs) -> Recipe:
     if recipe.played.contender.ends_in_clusters:
         return recipe
     runs.trainer.step("the models of the inner folds together", 0)
-    return replace(recipe, delivered=Delivered(made_ensemble(recipe.played.runs, runs.folder / recipe.file(MODELS)), 0))
+    members = [job.run for job in recipe.played.jobs]
+    return replace(recipe, delivered=Delivered(made_ensemble(members, runs.folder / recipe.file(MODELS)), 0))

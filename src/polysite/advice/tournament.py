@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polysite.advice.contenders import Contender, unselected
-from polysite.benchmark.jobs import Job, Trainer, inner_jobs, prepare, why_failed
+from polysite.benchmark.jobs import Job, Trainer, inner_jobs, why_failed
 from polysite.config import Study
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import RunError
@@ -35,11 +35,6 @@ class Played:
     def mean(self) -> float:
         """Mean score over all cases."""
         return sum(self.scores.values()) / len(self.scores)
-
-    @property
-    def runs(self) -> list[Path]:
-        """The run folders, one per inner fold."""
-        return [job.run for job in self.jobs]
 
     def by_site(self) -> dict[str, float]:
         """Return the mean score of every hospital."""
@@ -80,10 +75,10 @@ class Runs:
         Raises:
             RunError: The reference failed, or all strategies.
         """
-        root, listed, known = self.folder / place, folds or range(self.inner), {c.name: c for c in contenders}
-        jobs = {n: inner_jobs(root, n, unselected(c.study), self.inner, listed) for n, c in known.items()}
+        known = {c.name: c for c in contenders}
+        studies = {name: unselected(c.study) for name, c in known.items()}
+        jobs = inner_jobs(self.folder / place, studies, self.inner, folds)
         every = [job for mine in jobs.values() for job in mine]
-        prepare(every, root)
         self.trainer.step(f"{len(every)} runs", 0)
         lost = why_failed(jobs, self.trainer.train([*(job for one in before for job in one.jobs), *every]))
         if reference and lost[reference]:

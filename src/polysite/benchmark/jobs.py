@@ -140,11 +140,19 @@ class Trainer(Protocol):
         ...
 
 
-def inner_jobs(root: Path, name: str, chosen: Study, inner: int, folds: Iterable[int]) -> list[Job]:
-    """Return runs of a study that leave out one inner fold each; they compute the score alone."""
-    split = replace(chosen.split, seed=chosen.split.seed_of(chosen.seed), inner=inner)
-    studies = {fold: replace(chosen, split=replace(split, inner_fold=fold)) for fold in folds}
-    return [Job(name, fold, chosen.seed, each, root, evaluate=False) for fold, each in studies.items()]
+def inner_jobs(root: Path, studies: Mapping[str, Study], inner: int, folds: Sequence[int] = ()) -> dict[str, list[Job]]:
+    """Return runs of studies that leave out one inner fold each, all without any folds; they compute the score alone.
+    Refuse runs that do not fit their data or disk."""
+    found = {n: [_inner_job(root, n, s, inner, k) for k in folds or range(inner)] for n, s in studies.items()}
+    every = [job for mine in found.values() for job in mine]
+    check(every)
+    refuse_too_large(every, root)
+    return found
+
+
+def _inner_job(root: Path, name: str, chosen: Study, inner: int, fold: int) -> Job:
+    split = replace(chosen.split, seed=chosen.split.seed_of(chosen.seed), inner=inner, inner_fold=fold)
+    return Job(name, fold, chosen.seed, replace(chosen, split=split), root, evaluate=False)
 
 
 def variants(bench: Bench, overrides: Mapping[str, str], federation: NamedFederation | None = None) -> list[Variant]:
@@ -426,12 +434,6 @@ def refuse_too_large(work: Sequence[Job], out: Path) -> None:
             f"the models of {len(work)} runs take at least {gigabytes(stored)}, and {out} has {gigabytes(free)} "
             "free; choose another --out, or fewer methods with --only"
         )
-
-
-def prepare(work: Sequence[Job], out: Path) -> None:
-    """Refuse runs that do not fit their data or disk."""
-    check(work)
-    refuse_too_large(work, out)
 
 
 def why_failed(work: Mapping[str, Sequence[Job]], failed: Mapping[str, str]) -> dict[str, str]:

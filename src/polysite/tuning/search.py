@@ -17,7 +17,7 @@ import tomli_w
 
 from polysite import config, study
 from polysite.benchmark.budget import equalise
-from polysite.benchmark.jobs import Job, Trainer, inner_jobs, prepare, why_failed
+from polysite.benchmark.jobs import Job, Trainer, inner_jobs, why_failed
 from polysite.benchmark.scores import LAST, last_scores
 from polysite.benchmark.workers import Workers, kept
 from polysite.config import Study
@@ -143,8 +143,7 @@ def tune(
     names = {f"{k:03d} {c.method}": c for k, c in enumerate(planned.candidates)}
     reference = next(iter(names))  # the reference with its own values
     studies = equalise({n: space.study(base, c) for n, c in names.items()}, reference, equal)
-    jobs = {n: inner_jobs(out, n, s, inner, range(inner)) for n, s in studies.items()}
-    prepare([job for mine in jobs.values() for job in mine], out)
+    jobs = inner_jobs(out, studies, inner)
     out.mkdir(parents=True, exist_ok=True)
     write_file(out / "tune.toml", lambda path: path.write_text(tomli_w.dumps(settings), encoding="utf-8"))
     rows = {n: Row(n, c, 0.0, None, {}) for n, c in names.items()}
