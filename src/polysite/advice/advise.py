@@ -29,7 +29,7 @@ from polysite.algorithms import name_of
 from polysite.algorithms.fedavg import FedAvg
 from polysite.benchmark.budget import equalise
 from polysite.benchmark.jobs import Trainer
-from polysite.benchmark.workers import Workers, kept
+from polysite.benchmark.workers import Workers
 from polysite.config import Study
 from polysite.data.split import SiteSplit
 from polysite.errors import ConfigError
@@ -41,14 +41,13 @@ RULES = 4  # version of how a budget is spent: an advice that began by other rul
 STRATEGIES = "strategies"  # folder of the runs of all strategies
 
 
-@kept()
 def advise(
     base: Study,
     out: Path,
     trainings: float | None,
     inner: int = 3,
     only: Sequence[str] = (),
-    trainer: Trainer = Workers(),
+    trainer: Trainer | None = None,
 ) -> Advice:
     """Return which strategy every hospital should use, with the evidence; an interrupted advice is continued.
 
@@ -59,8 +58,9 @@ def advise(
             the strategies and the models of single hospitals take.
         inner: Number of inner folds, each of which is left out once.
         only: Strategies to compare, by name; empty for all that the assessment proposes.
-        trainer: Trains the studies of all stages, and reports progress.
+        trainer: Trains the studies of all stages, and reports progress; None for processes of this machine.
     """
+    trainer = trainer or Workers()
     runs = Runs(out, inner, trainer)
     begun = _begun(base, runs, trainings, only)
     trainer.step(f"{len(begun.contenders)} strategies on {inner} inner folds", 0)

@@ -1,19 +1,18 @@
 """Processes that run the jobs of a benchmark, as many in parallel as fit into memory, each on one GPU.
 
 A worker process runs one job after the other, so that its libraries are loaded once; after a crash it ends and the next
-job gets a new one. ``kept`` lets workers wait for the jobs of a next stage. A job whose first phases are a job of their
-own waits for that job and continues from it. A worker sees one GPU; several workers share it if they fit.
+job gets a new one. A job whose first phases are a job of their own waits for that job and continues from it. A worker
+sees one GPU; several workers share it if they fit.
 """
 
 import json
 import os
 import subprocess
 import time
+import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from select import select
 from signal import SIGTERM, default_int_handler, signal
 
@@ -29,57 +28,29 @@ SHARING = 3
 LOOK = 20.0  # seconds after which a run has allocated most of its memory
 
 
-@dataclass
-class Team:
-    """Workers that wait for jobs, and the room for them once it is known."""
-
-    idle: "list[Worker]" = field(default_factory=list)
-    room: "Room | None" = None
-
-    def end(self) -> None:
-        """End all processes."""
-        for worker in self.idle:
-            worker.end()
-
-
-_kept: ContextVar[Team | None] = ContextVar("team", default=None)
-
-
-@contextmanager
-def kept() -> Iterator[None]:
-    """Let workers, and what is known of their memory, last from one ``train`` to the next."""
-    if _kept.get() is not None:
-        yield
-        return
-    team = Team()
-    token = _kept.set(team)
-    try:
-        yield
-    finally:
-        _kept.reset(token)
-        team.end()
-
-
-@dataclass(frozen=True)
 class Workers:
     """Trains jobs in processes of this machine, in parallel as memory allows.
+
+    Idle processes wait for the next jobs, and end with this object.
 
     Args:
         most: Largest number of runs in parallel; None for as many as fit.
         step: Reports progress.
     """
 
-    most: int | None = None
-    step: Step = silent
+    def __init__(self, most: int | None = None, step: Step = silent):
+        self.most, self.step = most, step
+        self.idle: list[Worker] = []
+        self.room: Room | None = None  # once it is known
+        weakref.finalize(self, _end, self.idle)
 
     def train(self, jobs: Sequence[Job]) -> dict[str, str]:
         """Train what is not done; return the failed jobs with the reason."""
         signal(SIGTERM, default_int_handler)  # SIGTERM interrupts like Ctrl-C, so that no child is left behind
         done = [job for job in jobs if job.done]
         left = [job for job in jobs if job not in done]
-        team = _kept.get() or Team()
-        room = team.room if team.room and team.room.asked == self.most else Room(self.most)
-        running, idle, team.room = dict[Job, Worker](), team.idle, room
+        room = self.room = self.room or Room(self.most)
+        running, idle = dict[Job, Worker](), self.idle
         failed: dict[str, str] = {}
         try:
             while left or running:
@@ -107,11 +78,13 @@ class Workers:
                         worker.end()
                     self.step(f"{job.title}: {'failed' if code else 'done'}")
         finally:
-            for worker in running.values():
-                worker.end()
-            if team is not _kept.get():
-                team.end()
+            _end(running.values())
         return failed
+
+
+def _end(workers: "Iterable[Worker]") -> None:
+    for worker in workers:
+        worker.end()
 
 
 def _next(left: Collection[Job], running: "dict[Job, Worker]", room: "Room") -> tuple[Job, str] | None:
@@ -217,7 +190,7 @@ class Room:
 
     def __init__(self, most: int | None):
         self.cores = machine.cores()
-        self.asked, self.most = most, most or self.cores
+        self.most = most or self.cores
         self.threads = max(1, self.cores // self.most)
         self.learnt, self.until = False, time.monotonic() + LOOK
         self.before = self.least = _free()

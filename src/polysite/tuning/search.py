@@ -19,7 +19,7 @@ from polysite import config, study
 from polysite.benchmark.budget import equalise
 from polysite.benchmark.jobs import Job, Trainer, inner_jobs, why_failed
 from polysite.benchmark.scores import LAST, last_scores
-from polysite.benchmark.workers import Workers, kept
+from polysite.benchmark.workers import Workers
 from polysite.config import Study
 from polysite.costs.budget import Kind
 from polysite.errors import ConfigError, RunError
@@ -116,12 +116,11 @@ def _shortest(base: Study) -> float:
     return AT_RUNGS if every >= rounds else LAST * every / rounds
 
 
-@kept()
 def tune(
     planned: Plan,
     out: Path,
     equal: Kind = "steps",
-    trainer: Trainer = Workers(),
+    trainer: Trainer | None = None,
     seen: Callable[[Tuned], object] = lambda found: None,
 ) -> Tuned:
     """Search for the best method and its settings; an interrupted search in the same folder is continued.
@@ -130,12 +129,13 @@ def tune(
         planned: What is trained.
         out: Folder of the search.
         equal: What is equal for all candidates: rounds, or local steps or bytes of a whole training.
-        trainer: Trains the candidates, and reports progress.
+        trainer: Trains the candidates, and reports progress; None for processes of this machine.
         seen: Sees the state of the search after every rung.
 
     Raises:
         RunError: The search in the folder began with other settings, or the reference failed.
     """
+    trainer = trainer or Workers()
     base, space, inner = planned.base, planned.space, planned.inner
     settings = {"study": config.dump(base), "trainings": planned.budget, "inner": inner, "equal": equal}
     settings |= {"methods": {n: {"changes": m.changes, "grid": m.grid} for n, m in space.methods.items()}}
