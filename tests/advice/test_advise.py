@@ -40,7 +40,7 @@ def test_an_advice_ends_with_a_study_and_a_page_and_resumes_to_the_same_choice(t
     assert all(0 <= choice.promise.expected.positive <= 1 for choice in found.hospitals.values())
     advised = config.load(tmp_path / "whole" / "study.toml")
     assert advised.split == replace(BASE.split, validation=0.05, seed=0)
-    assert advised.run.rounds == round(found.spending.times * 2) > 2
+    assert advised.run.rounds == round(found.effort.times * 2) > 2
     study.check(advised)
     page = advice.write_page(found).read_text()
     assert all(site in page for site in SITES) and "no difference shown" in page
@@ -49,8 +49,8 @@ def test_an_advice_ends_with_a_study_and_a_page_and_resumes_to_the_same_choice(t
     assert config.parse(found.models.run.folder.config).run.rounds == advised.run.rounds
     assert {c for s in found.models.run.result.test.values() for c in s} == tested
     assert numbers["test"]["mean"] == pytest.approx(found.models.run.mean)
-    assert found.spending.trainings == numbers["trainings"] <= 16
-    assert f"for {found.spending.times:g} times the rounds" in page
+    assert found.trainings == numbers["trainings"] <= 16
+    assert f"for {found.effort.times:g} times the rounds" in page
     assert advised.train.clip_gradients == 1 and "with gradients clipped to a norm of 1" in page
     assert f'<a href="{numbers["models"]}/">' in page and (tmp_path / "whole" / numbers["models"]).is_dir()
     assert numbers["strategy"] == found.chosen.name and set(numbers["hospitals"]) == {*SITES}

@@ -20,7 +20,7 @@ import tomli_w
 from polysite import assessment, config, study
 from polysite.advice.contenders import Contender, contenders
 from polysite.advice.decide import Comparison, candidate, compare, confirmed, hopeful
-from polysite.advice.deliver import Recipe, Spending, of_inner_folds, steps_of, steps_spent, to_train, train
+from polysite.advice.deliver import Recipe, of_inner_folds, steps_of, steps_spent, to_train, train
 from polysite.advice.personal import Choice, Trainings, choose
 from polysite.advice.result import Advice, plain
 from polysite.advice.stages import comparing
@@ -81,10 +81,8 @@ def advise(
         spent = trainings - left / unit
     elif any(splits["test"] for splits in begun.dealt.values()):
         recipes = [of_inner_folds(recipe, runs) for recipe in recipes]
-    spending, (advised, *others) = Spending(spent, trainings is not None, effort.times), recipes
-    advice = Advice(
-        out, begun.verdict, trained, compared, choices, recipe=advised, exceptions=others, spending=spending
-    )
+    recipe, *others = recipes
+    advice = Advice(out, begun.verdict, trained, compared, choices, recipe, others, effort=effort, trainings=spent)
     _write(out / "advice.json", json.dumps(plain(advice), indent=1))
     return advice
 

@@ -55,15 +55,6 @@ class Recipe:
         return file_of(kind, self.name) if self.name else kind
 
 
-@dataclass(frozen=True)
-class Spending:
-    """What an advice costs."""
-
-    trainings: float  # whole trainings of FedAvg that all stages took; without a budget, at most
-    budgeted: bool
-    times: float  # rounds of the advised study, as a multiple of those that were compared
-
-
 def file_of(kind: str, strategy: str) -> str:
     """Return the name of a file or folder that only exceptions use.
 

@@ -10,8 +10,9 @@ from typing import Any
 from polysite import config
 from polysite.advice.contenders import Contender
 from polysite.advice.decide import Comparison, Gain, by_site, differences, gain_of
-from polysite.advice.deliver import Delivered, Recipe, Spending
+from polysite.advice.deliver import Delivered, Recipe
 from polysite.advice.personal import Choice, Trainings
+from polysite.advice.stages import Effort
 from polysite.advice.tournament import Key, Played
 from polysite.algorithms.clustered import Clustered
 from polysite.heterogeneity.verdict import Verdict
@@ -29,7 +30,8 @@ class Advice:
     hospitals: Mapping[str, Choice]  # what single hospitals use instead
     recipe: Recipe  # the advised study, with the scores of what every hospital uses
     exceptions: Sequence[Recipe]  # what only some hospitals should train
-    spending: Spending
+    effort: Effort  # of training on all cases
+    trainings: float  # whole trainings of FedAvg that all stages took; without a budget, at most
 
     @property
     def one_model(self) -> Played:
@@ -120,10 +122,10 @@ def plain(found: Advice) -> dict[str, Any]:
         "strategy": found.chosen.name,
         "family": found.family,
         "shown to be better than one model for all": found.claims,
-        "trainings": found.spending.trainings,
+        "trainings": found.trainings,
         "models": str(os.path.relpath(found.models.run.folder.path, found.folder)) if found.models else None,
         "trainings of the models": found.models.members if found.models else 0,
-        "rounds of the models, times those compared": found.spending.times,
+        "rounds of the models, times those compared": found.effort.times,
         "gain over fedavg as given": {"mean": found.gain.mean, "low": found.gain.low, "high": found.gain.high},
         "p": found.p,
         "strategies": {

@@ -6,7 +6,7 @@ from polysite.advice.exceptions import PROMISING
 from polysite.advice.personal import Choice
 from polysite.advice.result import Advice, plain
 from polysite.report.grid import Cell, Grid, Line, name, number
-from polysite.report.names import cut
+from polysite.report.names import cut, joined
 
 WIDE = 64  # letters of a strategy's title in a table
 
@@ -36,23 +36,14 @@ def _exceptions(found: Advice) -> list[str]:
             what = "models of their own" if len(sites) > 1 else "a model of its own"
         elif strategy.name == found.trained.reference.name:
             what = "one model of all hospitals"
-        said.append(f"{_listed(sites)} should use {what} ({recipe.file('study')}.toml).")
+        said.append(f"{joined(sites)} should use {what} ({recipe.file('study')}.toml).")
     return said
-
-
-def _listed(names: list[str]) -> str:
-    """Return names as a text.
-
-    >>> _listed(["a", "b", "c"])
-    'a, b and c'
-    """
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def against_given(found: Advice) -> str:
     """Return the comparison of the advised study with FedAvg as the study has it, in a sentence."""
     sure = f"p = {found.p:.2g}" if found.p <= 0.05 else f"no difference shown, p = {found.p:.2g}"
-    times = found.spending.times
+    times = found.effort.times
     longer = found.models is not None and times > 1
     long = f" The models were trained for {times:g} times as many rounds." if longer else ""
     return (
@@ -71,7 +62,7 @@ def models(found: Advice) -> str:
             "for every hospital, an ensemble of the models of the inner folds. Each was trained without one of "
             f"{len(found.final.jobs)} inner folds; the advised study trains on all cases."
         )
-    count, times = found.models.members, found.spending.times
+    count, times = found.models.members, found.effort.times
     again = f"{count} times with different seeds; their predictions are averaged" if count > 1 else "once"
     long = f", for {times:g} times the rounds that were compared" if times > 1 else ""
     norm = found.recipe.study.train.clip_gradients
@@ -189,7 +180,7 @@ def costs(found: Advice) -> Grid:
         per_site = max(cost.down[s] + cost.up[s] for s in cost.down)
         cells = (number(cost.rounds, "d"), number(cost.steps, ",d"), number(per_site / 1e6, ",.1f"))
         lines.append(Line((name(title), *cells)))
-    together = f"{'' if found.spending.budgeted else 'at most '}{found.spending.trainings:.1f}"
+    together = f"{'' if found.effort.members else 'at most '}{found.trainings:.1f}"
     note = f"All stages of the advice together take {together} trainings of FedAvg as given without an inner fold."
     head = ("training", "rounds", "local steps of all hospitals", "MB of a hospital, at most")
     return Grid("costs", "Cost of a training", head, tuple(lines), note)

@@ -149,7 +149,6 @@ def tune(
     rows = {n: Row(n, c, 0.0, None, {}) for n, c in names.items()}
     going, last = list(names), len(planned.rungs)
     for number, rung in enumerate(planned.rungs, start=1):
-        _refuse_lost(rows[reference])
         going = [n for n in going if not rows[n].failed]
         if number > 1:
             going = survivors({n: rows[n].score or 0.0 for n in going}, rung.candidates, reference)
@@ -158,20 +157,15 @@ def tune(
         lost = why_failed(listed, trainer.train([j for mine in listed.values() for j in mine]))
         rows |= {n: _row(rows[n], rung.share, mine, lost[n]) for n, mine in listed.items()}
         _write(out, rows)
+        if rows[reference].failed:
+            raise RunError(f"the reference {rows[reference].candidate.name} failed: {rows[reference].failed}")
         ranked = sorted(rows.values(), key=lambda row: (-row.share, -(row.score or 0.0)))
         best = replace(studies[ranked[0].run], split=base.split)
         found = Tuned(out, tuple(ranked), rows[reference], best, number, last)
-        if not found.reference.failed:
-            seen(found)
-    _refuse_lost(rows[reference])
+        seen(found)
     text = config.dump(study.pinned(found.study))
     write_file(out / "best.toml", lambda path: path.write_text(text, encoding="utf-8"))
     return found
-
-
-def _refuse_lost(reference: Row) -> None:
-    if reference.failed:
-        raise RunError(f"the reference {reference.candidate.name} failed: {reference.failed}")
 
 
 def _row(before: Row, share: float, jobs: Sequence[Job], failed: str) -> Row:
