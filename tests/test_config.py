@@ -214,6 +214,8 @@ def test_a_varied_study_keeps_what_is_not_named_and_keys_alone_never_choose_anot
     assert varied.algorithm == ps.Weighted({"x": 0.5, "y": 0.1}, ps.FedAvg(lr=0.2, uniform=True))
     with pytest.raises(ConfigError, match=r"unknown key 'algorithm\.mu'"):
         vary(study, {"algorithm.mu": 0.5})
+    with pytest.raises(ConfigError, match=r"then\[0\]: unknown key 'algorithm\.mu'"):
+        replace(study, then=({"algorithm": {"mu": 0.5}},))
     tuned = ps.Study(then=({"algorithm": {"lr": 0.1}, "run": {"rounds": 2}},), algorithm=ps.FedAvg(uniform=True))
     assert tuned.then[0].algorithm == ps.FedAvg(lr=0.1, uniform=True) and tuned.then[0].run.rounds == 2
     assert vary(tuned, {"train.lr": 0.7}).then == tuned.then and parse(dump(tuned)) == tuned

@@ -344,7 +344,7 @@ def _then(given: Any, first: Algorithm[Any], at: str) -> Then:
     if not isinstance(given, Mapping):
         raise ConfigError(f"then holds {given!r}; a phase is a section, as in [[then]] algorithm.name = 'fine_tune'")
     try:
-        made: Then = _instance(Then, given, "", Then(first))
+        made: Then = _instance(Then, _named(Then(first), given, ""), "", Then(first))
     except ConfigError as problem:
         raise ConfigError(f"{at}: {problem}") from problem
     return made if "algorithm" in given else dataclasses.replace(made, algorithm=None)
