@@ -79,9 +79,10 @@ def one(name: str, seed: int, out: Path) -> None:
     from structures import structure
 
     from polysite import advice, config
+    from polysite.benchmark import Workers
 
     study = config.vary(structure(name, seed), {"split": {"test": 0.0}})  # all cases are in inner folds
-    found = advice.advise(study, out, None, INNER, parallel=1)
+    found = advice.advise(study, out, None, INNER, trainer=Workers(1))
     advice.write_page(found)
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     before = out / "seconds.txt"  # of a tournament that was interrupted

@@ -148,7 +148,7 @@ def choose(given: argparse.Namespace) -> None:
     before = train(replace(study, then=study.then[:-1]), given.out / "before", evaluate=False)
     found = {}
     for count in given.components:
-        phase = {**study.then[-1], "algorithm": replace(last, components=(count,))}
+        phase = replace(study.then[-1], algorithm=replace(last, components=(count,)))
         chosen = replace(study, then=(*study.then[:-1], phase))
         run = train(chosen, given.out / f"{count}-clusters", after=before.folder.path)
         found[count] = mean_score(run.result.validation, "case")

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 import polysite as ps
+from polysite.advice.contenders import Contender
 from polysite.advice.decide import candidate, compare, confirmed
 from polysite.advice.exceptions import confirm, promises
 from polysite.advice.tournament import Played
@@ -51,7 +52,9 @@ def trainings(random, hospitals=4, cases=16, case=0.04, both=0.03, site=0.014, w
             trained = random.normal(0, site, (hospitals, FOLDS))[at, fold] + random.normal(0, whole, FOLDS)[fold]
             values = (shared[name] + trained + luck(both)).tolist()
             folds = dict(zip(keys, fold.tolist(), strict=True))
-            scores[name] = Played(ps.Study(), (), dict(zip(keys, values, strict=True)), folds)
+            scores[name] = Played(
+                Contender(name, name, "one model", ps.Study()), (), dict(zip(keys, values, strict=True)), folds
+            )
         found.append(scores)
     return found
 
@@ -64,14 +67,18 @@ def better(played, gain):
 def claims(one, two):
     """Return whether something is trained again for a hospital, whether a hospital is an exception, the same for all
     that is likely to gain, and whether a strategy is better for all."""
-    others = {name: each for name, each in one.items() if name != "0"}
+    others = [each for name, each in one.items() if name != "0"]
     count = len({site for site, _ in one["0"].scores}) * len(others)
-    promised = promises(others, one["0"], FOLDS, count, dict.fromkeys(others, 0))
+
+    def pairs(found):
+        return ((trained[found.contender.name], trained["0"]) for trained in (one, two))
+
+    promised = promises(others, one["0"], FOLDS, count)
     likely = {site: promise for site, promise in promised.items() if promise.likely}
-    sure = {s: confirm(s, p.name, *((t[p.name], t["0"]) for t in (one, two)), count).better for s, p in likely.items()}
+    sure = {site: confirm(site, *pairs(promise), count).better for site, promise in likely.items()}
     hopes = [site for site, promise in likely.items() if promise.promising]
-    best = candidate(compare(one, "0"), one, dict.fromkeys(one, 0))
-    both = best and confirmed(best.name, *((t[best.name], t["0"]) for t in (one, two)), len(others))[0].better
+    best = candidate(compare(others, one["0"]), one)
+    both = best and confirmed(*pairs(best), len(others)).better
     return bool(hopes), any(sure[s] for s in hopes), bool(likely), any(sure.values()), bool(both)
 
 

@@ -207,6 +207,20 @@ def test_overrides_reach_everything():
         assert parse("", {key: text}).data.sites == sites
 
 
+def test_a_varied_study_keeps_what_is_not_named_and_keys_alone_never_choose_another_algorithm():
+    study = ps.Study(data=ps.Phantom(sites={"x": FEW}), algorithm=ps.Weighted({"x": 0.5}, ps.FedAvg(lr=0.2)))
+    varied = vary(study, {"data.sites.x.noise": 0.5, "algorithm.weights.y": 0.1, "algorithm.inner": {"uniform": True}})
+    assert varied.data.sites == {"x": replace(FEW, noise=0.5)}
+    assert varied.algorithm == ps.Weighted({"x": 0.5, "y": 0.1}, ps.FedAvg(lr=0.2, uniform=True))
+    with pytest.raises(ConfigError, match=r"unknown key 'algorithm\.mu'"):
+        vary(study, {"algorithm.mu": 0.5})
+    with pytest.raises(ConfigError, match=r"then\[0\]: unknown key 'algorithm\.mu'"):
+        replace(study, then=({"algorithm": {"mu": 0.5}},))
+    tuned = ps.Study(then=({"algorithm": {"lr": 0.1}, "run": {"rounds": 2}},), algorithm=ps.FedAvg(uniform=True))
+    assert tuned.then[0].algorithm == ps.FedAvg(lr=0.1, uniform=True) and tuned.then[0].run.rounds == 2
+    assert vary(tuned, {"train.lr": 0.7}).then == tuned.then and parse(dump(tuned)) == tuned
+
+
 def test_groups_of_sites_are_lists_by_name_and_lists_may_be_words_without_quotes():
     whole = ps.Clustered({"north": ("a", "b"), "south": ("c",)})
     assert parse(GROUPS).algorithm == parse(GROUPS.replace('name = "clustered"', "")).algorithm == whole

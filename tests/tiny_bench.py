@@ -32,7 +32,7 @@ def load(folder, text):
     return benchmark.load(str(folder / "tiny.toml"))
 
 
-def work_here(jobs, most, step):
+def train_here(self, jobs):
     """Run jobs in this process as worker processes do; return the titles of those that failed."""
     last, done, failed = LastRun(), [job for job in jobs if job.done], {}
     for job in sorted(jobs, key=lambda job: len(job.study.then)):  # a job comes after the job it continues from
@@ -43,5 +43,5 @@ def work_here(jobs, most, step):
             failed[job.title] = "it failed"
         else:
             done.append(job)
-        step(job.title)
+        self.step(job.title)
     return failed

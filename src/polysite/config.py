@@ -35,7 +35,7 @@ from polysite.engines.noise import check_replies
 from polysite.engines.plan import Plan
 from polysite.engines.secure.settings import check_algorithm
 from polysite.errors import ConfigError, nearest, shown
-from polysite.foreign import parse_toml, without_removed
+from polysite.foreign import parse_toml, read_toml, without_removed
 from polysite.heterogeneity.exchange import Assess
 from polysite.models import CHOICES, MODELS, Model
 from polysite.models.encoders import ENCODERS, Bundled, Encoder
@@ -45,6 +45,52 @@ T = TypeVar("T")
 # what a class from outside of polysite must have
 CONTRACTS = {"algorithms": ("init", "send", "local", "merge", "serve", "reply"), "models": ("build", "task", "divisor")}
 MAX_PHASES = 100  # after the first; each is built and checked as a study of its own
+
+
+@dataclass(frozen=True)
+class ThenTrain:
+    """Local training that a later phase changes, as in `Train`; None: as in the first phase."""
+
+    lr: float | None = None
+    gamma: float | None = None
+    epochs: int | None = None
+    patches: int | None = None
+    steps: int | None = None
+    optimiser: Literal["sgd", "adam", "adamw"] | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    clip_gradients: float | None = None
+    loss: Literal["auto", "dice", "dice_ce", "ce"] | None = None
+    foreground: float | None = None
+    augment: Literal["full", "light", "none"] | None = None
+
+
+@dataclass(frozen=True)
+class ThenRun:
+    """Rounds that a later phase changes, as in `Plan`; None: as in the first phase."""
+
+    rounds: int | None = None
+    share: float | None = None
+    validate_every: int | None = None
+    best: Literal["case", "site", "own"] | None = None
+    best_from: int | None = None
+    patience: int | None = None
+    pooled: bool | None = None
+
+
+@dataclass(frozen=True)
+class Then:
+    """What a later phase changes: how and how long sites train, but neither the network nor the data.
+
+    Args:
+        algorithm: Federated algorithm; None: that of the first phase.
+        train: Changes of local training.
+        run: Changes of rounds, participation and validation.
+    """
+
+    algorithm: Algorithm[Any] | None = None
+    train: ThenTrain = ThenTrain()
+    run: ThenRun = ThenRun()
 
 
 @dataclass(frozen=True)
@@ -65,7 +111,8 @@ class Study:
         assess: What the assessment computes.
         encoder: Network whose embeddings the assessment compares.
         cost: Speeds from which time and energy are estimated.
-        then: Later phases, each a mapping of the sections it changes; a phase starts from the best model so far.
+        then: Later phases, each a `Then` or, as in TOML, a mapping of the sections that it changes; a phase starts from
+            the best model so far.
     """
 
     seed: int = 0
@@ -81,16 +128,13 @@ class Study:
     assess: Assess = Assess()
     encoder: Encoder = Bundled()
     cost: Speeds = SPEEDS["paper_b"]
-    then: tuple[Mapping[str, Any], ...] = ()
+    then: tuple[Then, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.then) > MAX_PHASES:
             raise ConfigError(f"then has {len(self.then)} phases; a study has at most {MAX_PHASES} after the first")
-        odd = next((phase for phase in self.then if not isinstance(phase, Mapping)), None)
-        if odd is not None:
-            raise ConfigError(f"then holds {odd!r}; a phase is a section, as in [[then]] algorithm.name = 'fine_tune'")
-        plain = tuple({k: _plain(_section(k, v), k) for k, v in phase.items()} for phase in self.then)
-        object.__setattr__(self, "then", plain)
+        then = tuple(_then(each, self.algorithm, f"then[{k}]") for k, each in enumerate(self.then))
+        object.__setattr__(self, "then", then)
         self._check_contracts()
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed = {self.seed} must lie between 0 and 2**63")
@@ -213,26 +257,6 @@ class Study:
                 )
 
 
-# Keys that a phase may change: how and how long sites train, but neither the network nor the data.
-PHASE: Mapping[str, tuple[str, ...]] = {
-    "train": (
-        "lr",
-        "gamma",
-        "epochs",
-        "patches",
-        "steps",
-        "optimiser",
-        "momentum",
-        "weight_decay",
-        "clip_gradients",
-        "loss",
-        "foreground",
-        "augment",
-    ),
-    "run": ("rounds", "share", "validate_every", "best", "best_from", "patience", "pooled"),
-}
-
-
 def _fedavg() -> Algorithm[Any]:
     """Return the default algorithm."""
     algorithm: Algorithm[Any] = find("fedavg", ALGORITHMS, "algorithm")()
@@ -270,12 +294,12 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 def phases(study: Study) -> tuple[Study, ...]:
     """Return the phases of a study, each as a study of its own, with shares of its rounds turned into rounds.
 
-    >>> study = Study(then=({"algorithm": "scaffold", "run": {"rounds": 5}},))
+    >>> study = Study(then=(Then(find("scaffold", ALGORITHMS, "algorithm")(), run=ThenRun(rounds=5)),))
     >>> [(name_of(s.algorithm), s.run.rounds) for s in phases(study)]
     [('fedavg', 30), ('scaffold', 5)]
     """
     base = dataclasses.replace(study, then=()) if study.then else study
-    studies = (base, *(_phase(base, changes, f"then[{k}]") for k, changes in enumerate(study.then)))
+    studies = (base, *(_phase(base, then, f"then[{k}]") for k, then in enumerate(study.then)))
     studies = tuple(_scaled(s) for s in studies)
     last = next((s.algorithm for s in studies[:-1] if facts(s.algorithm).ends_study), None)
     if last is not None:
@@ -313,20 +337,28 @@ def is_beginning(study: Study, of: Study) -> bool:
     return any(study == dataclasses.replace(of, then=of.then[:k]) for k in range(len(of.then)))
 
 
-def _phase(base: Study, changes: Mapping[str, Any], at: str) -> Study:
-    for section, keys in changes.items():
-        if section != "algorithm" and section not in PHASE:
-            raise ConfigError(
-                f"{at} has {section!r}; a phase has algorithm, {' and '.join(PHASE)}, the rest stays; "
-                f"{nearest(section, ['algorithm', *PHASE])}"
-            )
-        if section in PHASE and not isinstance(keys, Mapping):
-            _refuse(f"{at}.{section}", keys, "must be a section")
-        for key in keys if section in PHASE else ():
-            if key not in PHASE[section]:
-                raise ConfigError(f"a phase does not change {section}.{key} ({at}); {nearest(key, PHASE[section])}")
+def _then(given: Any, first: Algorithm[Any], at: str) -> Then:
+    """Build a phase from its sections; keys of the same algorithm that are not given are those of the first phase."""
+    if isinstance(given, Then):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"then holds {given!r}; a phase is a section, as in [[then]] algorithm.name = 'fine_tune'")
     try:
-        phase = vary(base, changes)
+        made: Then = _instance(Then, _named(Then(first), given, ""), "", Then(first))
+    except ConfigError as problem:
+        raise ConfigError(f"{at}: {problem}") from problem
+    return made if "algorithm" in given else dataclasses.replace(made, algorithm=None)
+
+
+def _changed(value: T, changes: ThenTrain | ThenRun) -> T:
+    given = {f.name: new for f in fields(changes) if (new := getattr(changes, f.name)) is not None}
+    return dataclasses.replace(value, **given)  # type: ignore[type-var]
+
+
+def _phase(base: Study, then: Then, at: str) -> Study:
+    try:
+        train, run = _changed(base.train, then.train), _changed(base.run, then.run)
+        phase = dataclasses.replace(base, algorithm=then.algorithm or base.algorithm, train=train, run=run)
     except ConfigError as problem:
         raise ConfigError(f"{at}: {problem}") from problem
     name, known = name_of(phase.algorithm), facts(phase.algorithm)
@@ -345,15 +377,7 @@ def _phase(base: Study, changes: Mapping[str, Any], at: str) -> Study:
 
 def load(path: Path, overrides: Mapping[str, str] | None = None) -> Study:
     """Read a study from a file, with ``section.key = value`` overrides."""
-    return build(read(path), overrides)
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read a study from a file as parsed TOML."""
-    try:
-        return parse_toml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"the configuration {path} cannot be read: {problem}") from problem
+    return build(read_toml(path, "the configuration"), overrides)
 
 
 def parse(text: str, overrides: Mapping[str, str] | None = None, where: str = "the configuration") -> Study:
@@ -437,12 +461,31 @@ def plain(study: Study) -> dict[str, Any]:
 
 
 def vary(study: Study, changes: Mapping[str, Any]) -> Study:
-    """Return the study with some sections changed, given as in TOML.
+    """Return the study with other values of some fields, given by section or dotted key as in TOML.
 
-    >>> vary(Study(seed=3), {"algorithm": {"name": "fedprox", "mu": 0.5}}).algorithm.mu
-    0.5
+    >>> varied = vary(Study(seed=3), {"algorithm": {"name": "fedprox", "mu": 0.5}, "train.lr": 0.2})
+    >>> varied.algorithm.mu, varied.train.lr
+    (0.5, 0.2)
     """
-    return _build(Study, merge(_plain(study), dict(changes)), "")  # type: ignore[no-any-return]
+    return _instance(Study, _named(study, nested(changes), ""), "", study)  # type: ignore[no-any-return]
+
+
+def _named(value: Any, changes: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """Return changes in which every section of a choice, such as the algorithm, has the name that it has in the value,
+    unless it has one: keys alone never choose another. A mapping, such as that of hospitals, keeps its other entries.
+    """
+    found: dict[str, Any] = {}
+    for key, given in changes.items():
+        path, now = f"{at}.{key}".strip("."), getattr(value, key, None)
+        if isinstance(given, Mapping) and isinstance(now, Mapping):
+            parts = {k: v for k, v in given.items() if is_dataclass(now.get(k)) and isinstance(v, Mapping)}
+            built = {k: _instance(type(now[k]), part, f"{path}.{k}", now[k]) for k, part in parts.items()}
+            given = {**now, **given, **built}
+        if isinstance(given, Mapping) and is_dataclass(now) and not isinstance(now, Steps):
+            name = _name_in(path, now) if _choices(path) is not None else None
+            given = {**({"name": name} if name else {}), **_named(now, given, path)}
+        found[key] = given
+    return found
 
 
 def _names(key: str) -> list[str]:
@@ -555,8 +598,6 @@ def merge(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in given.items():
         below = merged.get(key)
-        if key == "federation" and isinstance(below, list) and isinstance(value, dict) and "name" not in value:
-            below = _numbered(below)
         if isinstance(value, dict) and isinstance(below, dict) and value.get("name") in (None, below.get("name")):
             value = merge(below, value)
         merged[key] = value
@@ -571,8 +612,8 @@ def _is_numbered(given: Any) -> bool:
 def _numbered(steps: list[Any]) -> dict[str, Any]:
     """Return the steps of a federation by their number, so that ``federation.0.sites`` can change one of them.
 
-    >>> merge({"federation": ["natural", {"name": "iid"}]}, {"federation": {"1": {"sites": 3}}})
-    {'federation': {'0': {'name': 'natural'}, '1': {'name': 'iid', 'sites': 3}}}
+    >>> _numbered(["natural", {"name": "iid", "sites": 3}])
+    {'0': {'name': 'natural'}, '1': {'name': 'iid', 'sites': 3}}
     """
     return {str(k): _section("federation", step) for k, step in enumerate(steps)}
 
@@ -612,8 +653,12 @@ def _likeness(choice: Any, value: Any) -> int:
 def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
     """Convert a TOML value to the wanted type."""
     choices = _choices(at)
+    if isinstance(default, Steps) and isinstance(given, Mapping) and "name" not in given:
+        given = merge(_numbered(_plain(default, at)), given)
     if at == "federation" and (isinstance(given, list) or _is_numbered(given)):
         return _steps(given)
+    if is_dataclass(given) and (choices is not None or type(given) is kind):
+        return given  # from Python
     if choices is not None and isinstance(given, str):
         given = {"name": given}
     if choices is not None and isinstance(given, Mapping):
@@ -629,9 +674,11 @@ def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
         return _build(next(k for k in inside if k is not type(None) and _may_be(k, given)), given, at, default)
     if origin is Literal:
         return given if given in inside else _refuse(at, given, f"must be one of {', '.join(map(repr, inside))}")
+    if at == "then" and isinstance(given, list | tuple):
+        return tuple(given)  # the study builds its phases
     if origin is tuple and isinstance(given, (str, int, float)):
         given = [given]  # a list of one may be written without brackets
-    if origin is tuple and isinstance(given, list):
+    if origin is tuple and isinstance(given, list | tuple):
         return tuple(_build(inside[0], v, f"{at}[{i}]") for i, v in enumerate(given))
     if at == "then" and isinstance(given, Mapping):
         _refuse(at, given, "must be a list of phases: write [[then]], with two brackets")
@@ -685,9 +732,11 @@ def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default:
         what = {"inner": "algorithm", "server": "server optimiser"}.get(at.rpartition(".")[2], at.partition("[")[0])
         raise ConfigError(f"there is no {what} called {name!r}; {nearest(str(name), choices)}")
     chosen = choices[name]
-    if isinstance(chosen, type):
-        return _instance(chosen, given, at, default if type(default) is chosen else None)
-    return _instance(type(chosen), given, at, chosen)
+    if default is not None and name == _name_in(at, default):
+        return _instance(type(default), given, at, default)
+    return (
+        _instance(chosen, given, at, None) if isinstance(chosen, type) else _instance(type(chosen), given, at, chosen)
+    )
 
 
 def _own(name: str, at: str) -> Any | None:
@@ -723,7 +772,8 @@ def _instance(kind: Any, given: Any, at: str, default: Any) -> Any:
     known = {f.name: f for f in fields(kind) if f.init}
     for key in given:
         if key not in known:
-            raise ConfigError(f"unknown key {f'{at}.{key}'.strip('.')!r}; {_hint(at, key, known)}")
+            what = "a phase does not change" if kind in (Then, ThenTrain, ThenRun) else "unknown key"
+            raise ConfigError(f"{what} {f'{at}.{key}'.strip('.')!r}; {_hint(at, key, known)}")
     base = default if default is not None else (kind() if kind is Study else None)
     values = {k: _build(hints[k], v, f"{at}.{k}".strip("."), getattr(base, k, None)) for k, v in given.items()}
     try:
@@ -785,9 +835,11 @@ def _plain(value: Any, at: str = "") -> Any:
     if isinstance(value, Steps):
         return [_plain(step, at) for step in value.steps]
     if is_dataclass(value):
+        at = "" if isinstance(value, Then) else at  # it has the sections of a study
         name = _name_in(at, value) if _choices(at) is not None else None
         inside = {f.name: _plain(getattr(value, f.name), f"{at}.{f.name}".strip(".")) for f in fields(value) if f.init}
-        return {**({"name": name} if name else {}), **{k: v for k, v in inside.items() if v is not None}}
+        given = {k: v for k, v in inside.items() if v is not None and not (isinstance(value, Then) and not v)}
+        return {**({"name": name} if name else {}), **given}
     if isinstance(value, Mapping):
         return {k: _plain(v, f"{at}.{k}") for k, v in value.items() if v is not None}
     return [_plain(v, f"{at}[]") for v in value] if isinstance(value, tuple) else value

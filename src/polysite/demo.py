@@ -41,9 +41,9 @@ OUTLIER = "island"
 def studies(base: Study) -> dict[str, Study]:
     """Return the studies of the three ways to train one federation."""
     changes: dict[str, dict[str, Any]] = {
-        "local": {"algorithm": "local"}, "fedavg": {}, "centralised": {"run": {"pooled": True}},
+        "local": {"algorithm": "local"}, "fedavg": {}, "centralised": {"run.pooled": True},
     }  # fmt: skip
-    return {name: config.vary(base, {**changes[name], "train": {"lr": RATES[name]}}) for name in METHODS}
+    return {name: config.vary(base, {**changes[name], "train.lr": RATES[name]}) for name in METHODS}
 
 
 def run(out: Path | None, seed: int, watch: Watch) -> Path:

@@ -7,7 +7,7 @@ import pytest
 
 import polysite as ps
 from polysite import config
-from polysite.advice.contenders import contenders, trained_by, unselected
+from polysite.advice.contenders import contenders, unselected
 from polysite.advice.stages import comparing
 from polysite.algorithms import name_of
 from polysite.errors import ConfigError
@@ -66,17 +66,14 @@ def test_all_strategies_have_the_same_rounds_and_rates_and_most_share_the_first_
         first, last = config.phases(each.study)
         tuned = last.algorithm.rounds if each.name == "patients" else last.run.rounds
         assert (first.run.rounds, tuned, last.train.lr) == (30, 6, first.train.lr / 2)
-        assert config.is_beginning(STUDY, of=each.study) == each.continues
-    assert {c.name for c in found if not c.continues} == {"weighted", "uniform", "local"}
+        assert config.is_beginning(STUDY, of=each.study) == (each.start is not None)
+    assert {c.name for c in found if not c.start} == {"weighted", "uniform", "local"}
     assert [c.trainings for c in found[:3]] == [0.2, 1.2, 0.2]
 
 
 def test_few_cases_have_no_clusters_and_only_keeps_the_reference():
     assert "patients" not in {c.name for c in contenders(VERDICT, STUDY, cases=10)}
     assert [c.name for c in contenders(VERDICT, STUDY, 40, ["local"])] == ["fedavg", "local"]
-    given = {"name": "clustered", "groups": {"g": ["a"]}, "inner": FEDAVG}  # and takes over what it does not say
-    assert trained_by(given, FEDAVG) == given
-    assert trained_by({**ADAM, "uniform": True}, {**FEDAVG, "uniform": False}) == {**ADAM, "uniform": True}
 
 
 def test_nothing_is_chosen_by_validation_cases():

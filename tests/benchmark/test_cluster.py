@@ -81,7 +81,8 @@ def executor(monkeypatch):
 
 def run(jobs, tmp_path):
     steps = []
-    failed = cluster.work(jobs, "submitit", {}, None, tmp_path / "out", lambda note, done=1: steps.append(done))
+    made = cluster.Cluster("submitit", {}, None, tmp_path / "out", lambda note, done=1: steps.append(done))
+    failed = made.train(jobs)
     return failed, steps
 
 

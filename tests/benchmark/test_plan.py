@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import tiny_bench
 from polysite import benchmark, config, study
+from polysite.algorithms.cfft import Cfft
 from polysite.benchmark import jobs
 from polysite.benchmark.budget import equalise, lengthen
 from polysite.benchmark.jobs import studies
@@ -161,7 +162,7 @@ def test_phases_become_longer_together():
     assert (first.run.best_from, tuned.run.best_from, clustered.run.best_from) == (15, 1, 0)
     assert lengthen(long, 1.0) == replace(long, then=lengthen(long, 1.0).then)
     short = lengthen(config.build({**BASE, "then": [{"algorithm": "cfft", "run": {"rounds": 200}}]}), 0.5)
-    assert short.then[0]["algorithm"] == {"name": "cfft", "rounds": 25} and short.then[0]["run"]["rounds"] == 175
+    assert short.then[0].algorithm == Cfft(rounds=25) and short.then[0].run.rounds == 175
     alone = config.build(config.merge(BASE, CFFT))
     longer = lengthen(alone, 2)
     assert longer.algorithm == replace(alone.algorithm, rounds=8) and longer.run.rounds == 94

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -75,6 +76,13 @@ def test_a_worker_sees_its_gpu_alone(monkeypatch, tmp_path):
     assert seen["CUDA_VISIBLE_DEVICES"] == "5" and seen["OMP_NUM_THREADS"]
     workers.Worker(1)._start(0)
     assert seen["CUDA_VISIBLE_DEVICES"] == "2,5"
+
+
+def test_idle_processes_end_with_what_they_waited_for():
+    ended, made = [], workers.Workers()
+    made.idle.append(SimpleNamespace(end=lambda: ended.append(True)))
+    del made
+    assert ended
 
 
 def test_a_worker_ends_in_the_middle_of_a_run_when_the_benchmark_is_killed():

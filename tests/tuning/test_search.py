@@ -10,11 +10,11 @@ import pytest
 import polysite as ps
 from jobs_here import JobsHere
 from polysite import config, study
-from polysite.benchmark.jobs import inner_job
+from polysite.benchmark.jobs import inner_jobs
 from polysite.benchmark.scores import last_scores
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, Paused, RunError
-from polysite.tuning import budget, load, plan, search, tables, tune, write_page
+from polysite.tuning import Amounts, budget, load, plan, tables, tune, write_page
 from polysite.tuning.halving import affordable, cost, rungs, survivors
 from polysite.tuning.search import Row, Tuned
 from polysite.tuning.space import Candidate
@@ -52,7 +52,7 @@ def test_a_run_pauses_where_it_should_and_ends_as_without_a_pause(tmp_path):
 
 def test_a_study_that_is_validated_once_is_scored_where_it_pauses_and_serves_its_last_model(tmp_path):
     short = replace(BASE, run=ps.Plan(rounds=5, validate_every=5))
-    whole, parts = (inner_job(tmp_path / name, "one", short, 2, 0) for name in ("whole", "parts"))
+    whole, parts = (inner_jobs(tmp_path / name, {"one": short}, 2)["one"][0] for name in ("whole", "parts"))
     done, rung = study.train(whole.study, whole.run, evaluate=False), parts.paused(1 / 3)
     with pytest.raises(Paused):
         study.train(parts.study, parts.run, evaluate=False, until=rung.until)
@@ -77,19 +77,12 @@ def test_inner_folds_validate_every_case_that_is_not_tested_once():
     assert sorted(seen) == sorted(everyone - tested)
 
 
-@pytest.fixture
-def here(monkeypatch):
-    here = JobsHere()
-    monkeypatch.setattr(search, "work", here)
-    return here
-
-
-def test_a_search_chooses_and_resumes_to_the_same_choice(tmp_path, here):
-    states = []
+def test_a_search_chooses_and_resumes_to_the_same_choice(tmp_path):
+    states, here = [], JobsHere()
     space = load(methods=["fedprox"])
     planned = plan(BASE, space, 8, inner=2)
     assert len(planned.candidates) == 6 and [r.candidates for r in planned.rungs] == [6, 2]
-    found = tune(BASE, tmp_path / "whole", space, 8, inner=2, seen=states.append)
+    found = tune(planned, tmp_path / "whole", trainer=here, seen=states.append)
     assert [(each.rung, each.finished) for each in states] == [(1, False), (2, True)] and states[-1] is found
     assert found.best.share == 1 and found.reference.share == 1
     assert found.best.score == max(row.score for row in found.rows if row.share == 1)
@@ -104,31 +97,31 @@ def test_a_search_chooses_and_resumes_to_the_same_choice(tmp_path, here):
 
     here.limit = len(here.began) + 5
     with pytest.raises(KeyboardInterrupt):
-        tune(BASE, tmp_path / "cut", space, 8, inner=2)
+        tune(planned, tmp_path / "cut", trainer=here)
     here.limit = 1000
-    again = tune(BASE, tmp_path / "cut", space, 8, inner=2)
+    again = tune(planned, tmp_path / "cut", trainer=here)
     assert [(r.candidate, r.score) for r in again.rows] == [(r.candidate, r.score) for r in found.rows]
     with pytest.raises(RunError, match="began with another budget"):
-        tune(BASE, tmp_path / "cut", space, 9, inner=2)
+        tune(plan(BASE, space, 9, inner=2), tmp_path / "cut", trainer=here)
 
 
-def test_a_candidate_that_diverges_is_left_behind(tmp_path, here):
+def test_a_candidate_that_diverges_is_left_behind(tmp_path):
     file = tmp_path / "space.toml"
     file.write_text("[search]\n'train.lr' = [1e30]\n[methods.fedavg]\nalgorithm = 'fedavg'\n")
-    found = tune(BASE, tmp_path / "out", load(file), 5, inner=2)
+    found = tune(plan(BASE, load(file), 5, inner=2), tmp_path / "out", trainer=JobsHere())
     lost = [row for row in found.rows if row.failed]
     assert len(lost) == 1 and "diverged" in lost[0].failed and found.best is found.reference
 
 
 def test_budgets_are_whole_trainings_of_the_reference():
     space = load(methods=["fedprox"])
-    assert budget(BASE, space, rounds=18) == (2.0, "steps") and budget(BASE, space, trainings=4) == (4, "steps")
+    assert budget(BASE, space, Amounts(rounds=18)) == (2.0, "steps") and budget(BASE, space, Amounts(4)) == (4, "steps")
     sent = sum(load.down + load.up for each in study.loads(BASE) for load in each.values())
-    assert budget(BASE, space, gigabytes=3e-9 * sent) == (pytest.approx(3.0), "bytes")
+    assert budget(BASE, space, Amounts(gigabytes=3e-9 * sent)) == (pytest.approx(3.0), "bytes")
     with pytest.raises(ConfigError, match="given as trainings and as rounds"):
-        budget(BASE, space, trainings=1, rounds=3)
+        budget(BASE, space, Amounts(trainings=1, rounds=3))
     with pytest.raises(ConfigError, match="more than zero hours"):
-        budget(BASE, space, hours=0)
+        budget(BASE, space, Amounts(hours=0))
     with pytest.raises(ConfigError, match="takes 4: name fewer methods, or raise the budget"):
         plan(BASE, space, 1, inner=2)
 

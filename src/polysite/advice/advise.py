@@ -12,22 +12,24 @@ same command continues an advice that was interrupted, and ends with the same ch
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tomli_w
 
 from polysite import assessment, config, study
-from polysite.advice.contenders import REFERENCE, START, Contender, Family, contenders
+from polysite.advice.contenders import Contender, contenders
 from polysite.advice.decide import Comparison, candidate, compare, confirmed, hopeful
-from polysite.advice.deliver import Delivered, inner_models, steps_of, steps_spent, to_train, train
-from polysite.advice.personal import Trainings, alpha_of, choose, ranks
-from polysite.advice.result import MODELS, Advice, exceptions, file_of, plain
+from polysite.advice.deliver import Recipe, of_inner_folds, steps_of, steps_spent, to_train, train
+from polysite.advice.personal import Choice, Trainings, choose
+from polysite.advice.result import Advice, plain
 from polysite.advice.stages import comparing
-from polysite.advice.tournament import STRATEGIES, Played, Runs
+from polysite.advice.tournament import Runs
+from polysite.algorithms import name_of
+from polysite.algorithms.fedavg import FedAvg
 from polysite.benchmark.budget import equalise
-from polysite.benchmark.jobs import Step, silent
-from polysite.benchmark.workers import kept
+from polysite.benchmark.jobs import Trainer
+from polysite.benchmark.workers import Workers
 from polysite.config import Study
 from polysite.data.split import SiteSplit
 from polysite.errors import ConfigError
@@ -36,17 +38,16 @@ from polysite.storage import write_file
 from polysite.tuning.search import same_settings
 
 RULES = 4  # version of how a budget is spent: an advice that began by other rules cannot be continued
+STRATEGIES = "strategies"  # folder of the runs of all strategies
 
 
-@kept()
 def advise(
     base: Study,
     out: Path,
     trainings: float | None,
     inner: int = 3,
-    parallel: int | None = None,
-    step: Step = silent,
     only: Sequence[str] = (),
+    trainer: Trainer | None = None,
 ) -> Advice:
     """Return which strategy every hospital should use, with the evidence; an interrupted advice is continued.
 
@@ -56,54 +57,58 @@ def advise(
         trainings: The budget, in whole trainings of FedAvg with the study's settings on an inner fold; None for what
             the strategies and the models of single hospitals take.
         inner: Number of inner folds, each of which is left out once.
-        parallel: Largest number of runs in parallel; None for as many as fit.
-        step: Reports progress.
         only: Strategies to compare, by name; empty for all that the assessment proposes.
+        trainer: Trains the studies of all stages, and reports progress; None for processes of this machine.
     """
-    runs = Runs(out, inner, parallel, step)
-    base, dealt, verdict, listed, most = _begun(base, runs, trainings, only)
-    step(f"{len(listed)} strategies on {inner} inner folds", 0)
-    trained = Trainings(_race({START: base, **_equal(listed)}, runs), runs)
-    listed += [_own(name, trained.one[name].study) for name in trained.own(REFERENCE)]
-    compared, chosen = _for_all(trained, listed)
-    choices, used = choose(trained, chosen.name, _families(listed))
-    final = _final(trained, chosen.name, used)
-    left, unit = None, steps_of(trained.one[START].jobs[0].study)  # of FedAvg
+    trainer = trainer or Workers()
+    runs = Runs(out, inner, trainer)
+    begun = _begun(base, runs, trainings, only)
+    trainer.step(f"{len(begun.contenders)} strategies on {inner} inner folds", 0)
+    trained = _race(begun.contenders, runs)
+    trained.own(trained.reference)
+    compared, chosen = _for_all(trained)
+    choices = choose(trained, chosen)
+    left, unit = None, steps_of(trained.one[trained.given.name].jobs[0].study)
     if trainings is not None:
         left = trainings * unit - steps_spent([*trained.one.values(), *trained.two.values()])
-
-    everything = {name: trained.both(name) for name in trained.one}
-    apart = sorted(set(exceptions(choices).values()))
-    ends = {MODELS: final, **{file_of(MODELS, name): everything[name] for name in apart}}
-    wanted, effort = to_train({name: end.study for name, end in ends.items()}, base, left)
-    studies = {name: wanted[file_of(MODELS, name)] for name in apart}
-    _save(out / "study.toml", wanted[MODELS])
-    for name, other in studies.items():
-        _save(out / f"{file_of('study', name)}.toml", other)
-    delivered: dict[str, Delivered] = {}
-    if left is not None:
-        delivered = train(wanted, effort.members, runs)
-        left -= sum(found.members * steps_of(wanted[name]) for name, found in delivered.items())
-    elif any(splits["test"] for splits in dealt.values()):
-        delivered = {n: models for n, end in ends.items() if (models := inner_models(end, out / n, step))}
-    advice = Advice(
-        out, verdict, most, tuple(listed), everything, tuple(compared), chosen, choices, final, wanted[MODELS], studies,
-        effort.times, delivered, None if left is None or trainings is None else trainings - left / unit,
-    )  # fmt: skip
-    write_file(out / "advice.json", lambda path: path.write_text(json.dumps(plain(advice), indent=1), encoding="utf-8"))
+    recipes, effort = to_train(_recipes(trained, chosen, choices), begun.base, left)
+    for recipe in recipes:
+        _write(out / f"{recipe.file('study')}.toml", config.dump(study.pinned(recipe.study)))
+    spent = begun.most
+    if trainings is not None and left is not None:
+        recipes = train(recipes, effort.members, runs)
+        left -= sum(r.delivered.members * steps_of(r.study) for r in recipes if r.delivered)
+        spent = trainings - left / unit
+    elif any(splits["test"] for splits in begun.dealt.values()):
+        recipes = [of_inner_folds(recipe, runs) for recipe in recipes]
+    recipe, *others = recipes
+    advice = Advice(out, begun.verdict, trained, compared, choices, recipe, others, effort=effort, trainings=spent)
+    _write(out / "advice.json", json.dumps(plain(advice), indent=1))
     return advice
 
 
-def _begun(
-    base: Study, runs: Runs, trainings: float | None, only: Sequence[str]
-) -> tuple[Study, Mapping[str, SiteSplit], Verdict, list[Contender], float]:
-    """Write the settings of an advice into its folder and assess the hospitals; return the study, its cases, the
-    recommendations of the assessment, the strategies and the trainings that comparing takes. Refuse what cannot be
-    advised."""
+def _write(file: Path, text: str) -> None:
+    write_file(file, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An advice before anything is trained."""
+
+    base: Study  # by FedAvg, with fixed cases
+    dealt: Mapping[str, SiteSplit]
+    verdict: Verdict
+    contenders: Sequence[Contender]  # the reference first; all with equal local steps
+    most: float  # whole trainings of FedAvg that comparing takes, at most
+
+
+def _begun(base: Study, runs: Runs, trainings: float | None, only: Sequence[str]) -> Begun:
+    """Write the settings of an advice into its folder and assess the hospitals. Refuse what cannot be advised."""
     out, inner = runs.folder, runs.inner
     if base.then:
         raise ConfigError("the study has phases under [[then]], but an advice chooses the phases: leave them out")
-    base = study.with_fixed_cases(config.vary(base, {"algorithm": {"name": "fedavg"}, "run": {"pooled": False}}))
+    fedavg = base.algorithm if name_of(base.algorithm) == "fedavg" else FedAvg()
+    base = study.with_fixed_cases(replace(base, algorithm=fedavg, run=replace(base.run, pooled=False)))
     settings = {
         "study": config.dump(base), "trainings": trainings or 0.0, "inner": inner, "only": list(only), "rules": RULES,
     }  # fmt: skip
@@ -111,8 +116,8 @@ def _begun(
     dealt = study.check(base)
     fresh = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
-    write_file(out / "advise.toml", lambda path: path.write_text(tomli_w.dumps(settings), encoding="utf-8"))
-    runs.step("assessing the hospitals", 0)
+    _write(out / "advise.toml", tomli_w.dumps(settings))
+    runs.trainer.step("assessing the hospitals", 0)
     verdict = _assessed(base, out / "assessment")
     try:
         listed = contenders(verdict, base, sum(len(splits["train"]) for splits in dealt.values()), only)
@@ -121,11 +126,7 @@ def _begun(
         if fresh:  # nothing was trained: the folder would refuse another budget
             shutil.rmtree(out)
         raise
-    return base, dealt, verdict, listed, most
-
-
-def _save(file: Path, chosen: Study) -> None:
-    write_file(file, lambda path: path.write_text(config.dump(study.pinned(chosen)), encoding="utf-8"))
+    return Begun(base, dealt, verdict, _equal(listed), most)
 
 
 def _assessed(base: Study, folder: Path) -> Verdict:
@@ -135,55 +136,50 @@ def _assessed(base: Study, folder: Path) -> Verdict:
     return assessment.read_verdict(folder)
 
 
-def _equal(listed: Sequence[Contender]) -> dict[str, Study]:
-    """Return the studies of all strategies with equal local steps; those after the shared first phase have them."""
-    alike = {c.name: c.study for c in listed if c.continues}
-    return {
-        **equalise({c.name: c.study for c in listed if c.name not in alike or c.name == REFERENCE}, REFERENCE, "steps"),
-        **alike,
-    }
+def _equal(listed: Sequence[Contender]) -> list[Contender]:
+    """Return all strategies with equal local steps; those after the shared first phase have them."""
+    reference = listed[0]
+    studies = {c.name: c.study for c in listed if not c.start or c is reference}
+    equal = equalise(studies, reference.name, "steps")
+    return [replace(c, study=equal.get(c.name, c.study)) for c in listed]
 
 
-def _race(studies: Mapping[str, Study], runs: Runs) -> dict[str, Played]:
+def _race(listed: Sequence[Contender], runs: Runs) -> Trainings:
     """Train strategies on inner folds, on all but the first one only those that are hopeful after it."""
-    first = runs.play(studies, STRATEGIES, folds=[0], reference=REFERENCE)
-    whole = {REFERENCE, START}
-    alive = {n: studies[n] for n, one in first.items() if n in whole or hopeful(one, first[REFERENCE])}
-    for name in (name for name in first if name not in alive):
-        runs.step(f"{name} ends after the first inner fold: it gained at no hospital", 0)
-    played = runs.play(alive, STRATEGIES, reference=REFERENCE)
-    return {n: played.get(n, one) for n, one in first.items() if n in played or n not in alive}
+    reference, *others = listed
+    assert reference.start is not None
+    whole = [reference.start, reference]
+    first = runs.play([*whole, *others], STRATEGIES, folds=[0], reference=reference.name)
+    alive = [c for c in others if c.name in first and hopeful(first[c.name], first[reference.name])]
+    for name in (c.name for c in others if c.name in first and c not in alive):
+        runs.trainer.step(f"{name} ends after the first inner fold: it gained at no hospital", 0)
+    played = runs.play([*whole, *alive], STRATEGIES, reference=reference.name)
+    lost = {c.name for c in alive} - played.keys()
+    known = {n: played.get(n, one) for n, one in first.items() if n not in lost}
+    return Trainings(runs, reference.start, reference, known)
 
 
-def _for_all(trained: Trainings, listed: Sequence[Contender]) -> tuple[list[Comparison], Contender]:
+def _for_all(trained: Trainings) -> tuple[list[Comparison], Contender]:
     """Return all strategies against the reference, and the strategy for all."""
-    one = {name: each for name, each in trained.one.items() if name != START}
-    compared = compare(one, REFERENCE)
-    whole = [c for c in compared if len(one[c.name].scores) == len(one[REFERENCE].scores)]
-    best = candidate(whole, one, ranks(one, _families(listed)))
+    reference = trained.reference
+    yardstick = trained.one[reference.name]
+    compared = compare([one for name, one in trained.strategies.items() if name != reference.name], yardstick)
+    whole = [c for c in compared if len(trained.one[c.contender.name].scores) == len(yardstick.scores)]
+    best = candidate(whole, trained.one)
     if best is None:
-        return compared, listed[0]
-    trained.again(best.name, REFERENCE)
-    first, second = ((each[best.name], each[REFERENCE]) for each in (one, trained.two))
-    sure, _, _ = confirmed(best.name, first, second, len(compared))
+        return compared, reference
+    trained.again(best.contender, reference)
+    sure = confirmed(*trained.pairs(best.contender, reference), len(compared))
     compared = sorted([sure, *(c for c in compared if c is not best)], key=lambda c: -c.gain.mean)
-    return compared, next(c for c in listed if c.name == (best.name if sure.better else REFERENCE))
+    return compared, best.contender if sure.better else reference
 
 
-def _families(listed: Sequence[Contender]) -> dict[str, Family]:
-    return {c.name: c.family for c in listed}
-
-
-def _own(name: str, tuned: Study) -> Contender:
-    """Return own models of all hospitals as a strategy."""
-    share = alpha_of(name)
-    between = "" if share == 1 else f", {share:.0%} of the way to it"
-    title = f"One model, fine-tuned at every hospital{between}"
-    return Contender(name, title, "own", tuned, ("hospitals may outline or scan in their own way",))
-
-
-def _final(trained: Trainings, shared: str, used: Mapping[str, Played]) -> Played:
-    """Return the strategy for all, with the scores of what every hospital uses."""
-    final = trained.both(shared)
-    scores = {key: used[key[0]].scores[key] if key[0] in used else score for key, score in final.scores.items()}
-    return replace(final, scores=scores)
+def _recipes(trained: Trainings, shared: Contender, choices: Mapping[str, Choice]) -> list[Recipe]:
+    """Return what hospitals should train: the strategy for all, with the scores of what every hospital uses, and the
+    strategies of exceptions."""
+    final = trained.both(shared.name)
+    used = {site: trained.both(choice.used.name) for site, choice in choices.items() if choice.used}
+    scores = {key: used.get(key[0], final).scores[key] for key in final.scores}
+    apart = {each.contender.name: each for each in used.values()}
+    others = [Recipe(apart[name], apart[name].study, name) for name in sorted(apart)]
+    return [Recipe(replace(final, scores=scores), final.study), *others]

@@ -31,10 +31,11 @@ claims. ``bench/advise.py null`` measures how often equal hospitals are said to 
 something else than this strategy are found in ``exceptions.py``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
+from polysite.advice.contenders import Contender
 from polysite.advice.tournament import Key, Played, grouped
 from polysite.metrics import shrinkage
 from polysite.metrics.statistics import interval, signed_rank
@@ -45,6 +46,8 @@ HOPE = 0.8  # probability of a gain at a hospital, after the first inner fold, f
 LUCK, WHOLE = 0.007, 0.02  # standard deviation of the mean score of an inner fold: over last phases, over trainings
 PRIOR = 2.0  # folds that the expected luck is worth beside the observed one
 WITHIN = 3.92  # standard errors between the ends of a 95 % interval
+
+Pair = tuple[Played, Played]  # a strategy, and the one that it is compared with
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Gain:
 class Comparison:
     """A strategy against the reference, over the same cases."""
 
-    name: str
+    contender: Contender
     gain: Gain
     p: float  # that it is better by chance; adjusted for the number of strategies if it was trained twice
     folds: tuple[float, ...]  # mean gain of every inner fold
@@ -87,13 +90,13 @@ def mean_of(one: Played, two: Played) -> Played:
     return replace(one, scores={key: (score + two.scores[key]) / 2 for key, score in one.scores.items()})
 
 
-def compare(played: Mapping[str, Played], reference: str) -> list[Comparison]:
+def compare(played: Iterable[Played], reference: Played) -> list[Comparison]:
     """Return every strategy against the reference, each trained once, the largest mean gain first."""
     found = []
-    for name in (name for name in played if name != reference):
-        gains = differences(played[name], played[reference])
+    for one in played:
+        gains = differences(one, reference)
         p = signed_rank(list(gains.values()), "greater")
-        found.append(Comparison(name, gain_of(gains), p, by_fold(gains, played[reference].folds), by_site(gains)))
+        found.append(Comparison(one.contender, gain_of(gains), p, by_fold(gains, reference.folds), by_site(gains)))
     return sorted(found, key=lambda c: -c.gain.mean)
 
 
@@ -105,20 +108,17 @@ def hopeful(one: Played, reference: Played) -> bool:
     return any(gain.positive >= HOPE for gain in shrunken(gains, 1).sites.values())
 
 
-def candidate(
-    compared: Sequence[Comparison], played: Mapping[str, Played], rank: Mapping[str, int]
-) -> Comparison | None:
-    """Return the simplest strategy of those that look better and are not shown to be worse than the best; None if no
-    strategy looks better.
+def candidate(compared: Sequence[Comparison], played: Mapping[str, Played]) -> Comparison | None:
+    """Return the simplest strategy of those that look better and are not shown to be worse than the best; of equally
+    simple ones, that with the largest gain. None if no strategy looks better.
 
     Args:
         compared: The strategies against the reference, the largest mean gain first.
-        played: Scores of all strategies.
-        rank: Rank of every strategy, 0 for the simplest; of equally simple ones, that with the largest gain is taken.
+        played: Scores of all strategies, by name.
     """
     better = [c for c in compared if c.looks_better]
-    level = [c for c in better if not leads(played[better[0].name], played[c.name])]
-    return min(level, key=lambda c: rank[c.name], default=None)
+    level = [c for c in better if not leads(played[better[0].contender.name], played[c.contender.name])]
+    return min(level, key=lambda c: c.contender.rank, default=None)
 
 
 def leads(one: Played, other: Played) -> bool:
@@ -128,25 +128,19 @@ def leads(one: Played, other: Played) -> bool:
     return lead.mean > WITHIN / 2 * sqrt(_error(lead) ** 2 + 2 * LUCK**2 / folds)
 
 
-def confirmed(
-    name: str, one: tuple[Played, Played], two: tuple[Played, Played], strategies: int
-) -> tuple[Comparison, Played, Played]:
+def confirmed(one: Pair, two: Pair, strategies: int) -> Comparison:
     """Compare a strategy with the reference after a second training of both.
 
     Args:
-        name: The strategy.
         one: Strategy and reference, trained with one seed.
         two: The same, trained with another seed.
         strategies: Number of strategies that this one was chosen from.
-
-    Returns:
-        The comparison, and the mean scores of strategy and reference.
     """
     mine, reference = mean_of(one[0], two[0]), mean_of(one[1], two[1])
     gains, folds = differences(mine, reference), reference.folds
     first, second = (by_fold(differences(*pair), folds) for pair in (one, two))
     p = min(1.0, strategies * chance(gains, [a - b for a, b in zip(first, second, strict=True)]))
-    return Comparison(name, gain_of(gains), p, by_fold(gains, folds), by_site(gains), twice=True), mine, reference
+    return Comparison(mine.contender, gain_of(gains), p, by_fold(gains, folds), by_site(gains), twice=True)
 
 
 def differences(one: Played, other: Played) -> dict[Key, float]:
@@ -168,14 +162,27 @@ def chance(gains: Mapping[Key, float], apart: Sequence[float]) -> float:
         gains: Gain of every case, the mean over both seeds.
         apart: Difference between the mean gains of both seeds, in every inner fold.
     """
+    gain = gain_of(gains)
+    p = by_luck(gain.mean, _error(gain) ** 2, gain.cases, apart, 2 * WHOLE**2)
+    return max(signed_rank(list(gains.values()), "greater"), p)
+
+
+def by_luck(gain: float, cases: float, count: int, apart: Sequence[float], usual: float) -> float:
+    """Return the p-value of a mean gain over two seeds by Student's t, with the degrees of freedom of Welch.
+
+    Args:
+        gain: The mean gain.
+        cases: Its variance over cases.
+        count: Number of cases.
+        apart: Difference between the mean gains of both seeds, in every inner fold.
+        usual: Expected variance of the gain over trainings, in one inner fold.
+    """
     from scipy.stats import t
 
-    gain, folds = gain_of(gains), len(apart)
-    luck = (PRIOR * 2 * WHOLE**2 + sum(d * d / 2 for d in apart)) / (PRIOR + folds) / (2 * folds)
-    cases = _error(gain) ** 2
-    freedom = (cases + luck) ** 2 / (cases**2 / max(gain.cases - 1, 1) + luck**2 / (PRIOR + folds))
-    p = float(t.sf(gain.mean / sqrt(cases + luck), freedom))
-    return max(signed_rank(list(gains.values()), "greater"), p)
+    folds = len(apart)
+    luck = (PRIOR * usual + sum(d * d / 2 for d in apart)) / (PRIOR + folds) / (2 * folds)
+    freedom = (cases + luck) ** 2 / (cases**2 / max(count - 1, 1) + luck**2 / (PRIOR + folds))
+    return float(t.sf(gain / sqrt(cases + luck), freedom))
 
 
 def _error(gain: Gain) -> float:
@@ -190,8 +197,12 @@ def shrunken(differences: Mapping[Key, float], folds: int) -> shrinkage.Gains:
 
 def by_site(differences: Mapping[Key, float]) -> dict[str, Gain]:
     """Return the mean gain of every hospital."""
-    sites = sorted({site for site, _ in differences})
-    return {s: gain_of({k: v for k, v in differences.items() if k[0] == s}) for s in sites}
+    return {site: gain_of(at(site, differences)) for site in sorted({site for site, _ in differences})}
+
+
+def at(site: str, differences: Mapping[Key, float]) -> dict[Key, float]:
+    """Return what is of one hospital."""
+    return {key: value for key, value in differences.items() if key[0] == site}
 
 
 def by_fold(differences: Mapping[Key, float], folds: Mapping[Key, int]) -> tuple[float, ...]:

@@ -6,18 +6,17 @@ more rounds brought most (docs/results/advised.md), and the luck of a single tra
 between methods (docs/results/hospitals.md).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
 from polysite import config, study
-from polysite.advice.contenders import ends_in_clusters, unselected
+from polysite.advice.contenders import unselected
 from polysite.advice.stages import MEMBERS, STEP, Effort, effort
 from polysite.advice.tournament import Played, Runs
 from polysite.benchmark.budget import lengthen, training_rounds
-from polysite.benchmark.jobs import Job, Step
-from polysite.benchmark.workers import work
+from polysite.benchmark.jobs import Job
 from polysite.config import Study
 from polysite.costs.budget import spent
 from polysite.engines.run_folder import RunFolder
@@ -30,6 +29,7 @@ WATCHING = 0.05  # share of the cases that only watch the training of the advise
 CLIPPED = 1.0  # largest norm of a gradient in a long training, if the study has none
 SETTLED = 0.9  # share of the rounds of a long first phase before which no model can start the last phase
 WATCHED = 40  # validations of a long first phase, at least, if it has as many rounds
+MODELS = "models"  # folder of the models of the advised study
 LOWEST = 0.04  # learning rate at the end of a long training, of that at the beginning of its last phase
 
 
@@ -39,6 +39,29 @@ class Delivered:
 
     run: Run
     members: int  # trainings on all cases whose predictions are averaged; 0: the models of the inner folds are
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What hospitals should train, and its models."""
+
+    played: Played  # the strategy as it was compared
+    study: Study  # to train on all cases
+    name: str = ""  # of the strategy, if only some hospitals should use it
+    delivered: Delivered | None = None
+
+    def file(self, kind: str) -> str:
+        """Return the name of its file, or folder, of a kind."""
+        return file_of(kind, self.name) if self.name else kind
+
+
+def file_of(kind: str, strategy: str) -> str:
+    """Return the name of a file or folder that only exceptions use.
+
+    >>> file_of("study", "own 1 after fedavg")
+    'study-own-1-after-fedavg'
+    """
+    return f"{kind}-{strategy.replace(' ', '-')}"
 
 
 def steps_of(chosen: Study) -> int:
@@ -60,28 +83,30 @@ def steps_spent(played: Iterable[Played]) -> int:
     return sum(steps[job.method, job.root] for job in jobs.values())
 
 
-def to_train(chosen: Mapping[str, Study], base: Study, left: float | None) -> tuple[dict[str, Study], Effort]:
-    """Return the studies that are trained on all cases, and how long and how often what is left affords.
+def to_train(compared: Sequence[Recipe], base: Study, left: float | None) -> tuple[list[Recipe], Effort]:
+    """Return what is trained on all cases, and how long and how often what is left affords.
 
     Args:
-        chosen: Studies as they were compared, by the name of the folder of their models.
+        compared: Recipes with the studies as they were compared.
         base: The study that was given; theirs are validated as often.
         left: Steps that are left of the budget; None without a budget, where nothing is trained.
     """
-    short = {name: watched(each, base) for name, each in chosen.items()}
+    short = [replace(recipe, study=watched(recipe.study, base)) for recipe in compared]
     if left is None:
         return short, Effort(1.0, 0)
-    most = 1 if any(map(ends_in_clusters, short.values())) else MEMBERS  # their models cannot be averaged
-    found = effort(left, sum(map(steps_of, short.values())), most)
+    most = 1 if any(recipe.played.contender.ends_in_clusters for recipe in short) else MEMBERS  # cannot be averaged
+    found = effort(left, _steps(short), most)
     while True:  # numbers of rounds are rounded, so that the first one may take more than is left
-        long = {name: longer(each, found.times) for name, each in short.items()}
-        if found.times == 1 or found.members * sum(map(steps_of, long.values())) <= left:
+        long = [replace(recipe, study=longer(recipe.study, found.times)) for recipe in short]
+        if found.times == 1 or found.members * _steps(long) <= left:
             break
         found = replace(found, times=max(1.0, round(found.times - STEP, 2)))
-    before, after = (
-        sum(phase.run.rounds for s in each.values() for phase in config.phases(s)) for each in (short, long)
-    )
+    before, after = (sum(phase.run.rounds for r in each for phase in config.phases(r.study)) for each in (short, long))
     return (long if after > before else short), replace(found, times=round(after / before, 2))
+
+
+def _steps(recipes: Iterable[Recipe]) -> int:
+    return sum(steps_of(recipe.study) for recipe in recipes)
 
 
 def watched(chosen: Study, base: Study) -> Study:
@@ -113,7 +138,8 @@ def longer(chosen: Study, times: float) -> Study:
     long = lengthen(chosen, times)
     gamma = LOWEST ** (1 / max(1, training_rounds(config.phases(long)[-1]) - 1))
     every = min(long.run.validate_every, max(1, long.run.rounds // WATCHED))
-    then = (*long.then[:-1], config.merge(long.then[-1], {"train": {"gamma": gamma}}))
+    *phases, last = long.then
+    then = (*phases, replace(last, train=replace(last.train, gamma=gamma)))
     run = replace(long.run, best_from=ceil(SETTLED * long.run.rounds), validate_every=every)
     return replace(long, train=_clipped(long.train), run=run, then=then)
 
@@ -125,32 +151,32 @@ def _clipped(train: Train) -> Train:
     return replace(train, clip_gradients=CLIPPED)
 
 
-def train(studies: Mapping[str, Study], count: int, runs: Runs) -> dict[str, Delivered]:
-    """Train studies on all cases that are not tested; return their models by the name of their folder.
+def train(recipes: Sequence[Recipe], count: int, runs: Runs) -> list[Recipe]:
+    """Train on all cases that are not tested; return the recipes with their models.
 
-    A training that fails is left out; a study of which all failed has no models.
+    A training that fails is left out; a recipe of which all failed has no models.
 
     Args:
-        studies: The studies, by the name of the folder of their models.
+        recipes: What is trained.
         count: Number of trainings of each, with different seeds; a study of clusters of patients, whose models
             cannot be averaged, is trained once.
         runs: Where and how they take place.
     """
-    out, step = runs.folder, runs.step
-    jobs = {name: _jobs(name, chosen, count, out / "trained") for name, chosen in studies.items()}
+    out, trainer = runs.folder, runs.trainer
+    jobs = {recipe.file(MODELS): _jobs(recipe, count, out / "trained") for recipe in recipes}
     missing = [job for name, mine in jobs.items() if not RunFolder(out / name).finished for job in mine]
-    for job in missing:
-        job.write()
-    step(f"{len(missing)} trainings of the advised study on all cases", 0)
-    failed = work(missing, runs.parallel, step)
+    trainer.step(f"{len(missing)} trainings of the advised study on all cases", 0)
+    failed = trainer.train(missing)
     for title, why in failed.items():
-        step(f"{title} failed and is left out: {why}", 0)
+        trainer.step(f"{title} failed and is left out: {why}", 0)
     finished = {name: [job.run for job in mine if job.title not in failed] for name, mine in jobs.items()}
-    return {name: _delivered(folders, out / name) for name, folders in finished.items() if folders}
+    made = {name: _delivered(folders, out / name) for name, folders in finished.items() if folders}
+    return [replace(recipe, delivered=made.get(recipe.file(MODELS))) for recipe in recipes]
 
 
-def _jobs(name: str, chosen: Study, count: int, root: Path) -> list[Job]:
-    seeds = range(chosen.seed, chosen.seed + (1 if ends_in_clusters(chosen) else count))
+def _jobs(recipe: Recipe, count: int, root: Path) -> list[Job]:
+    name, chosen = recipe.file(MODELS), recipe.study
+    seeds = range(chosen.seed, chosen.seed + (1 if recipe.played.contender.ends_in_clusters else count))
     alone = len(seeds) == 1
     return [Job(name, chosen.split.fold, seed, replace(chosen, seed=seed), root, evaluate=alone) for seed in seeds]
 
@@ -164,9 +190,11 @@ def _delivered(runs: Sequence[Path], out: Path) -> Delivered:
     return Delivered(run, len(model.members) if isinstance(model, Ensemble) else 1)
 
 
-def inner_models(final: Played, out: Path, step: Step) -> Delivered | None:
-    """Return the models of the inner folds as one ensemble per hospital; None for models of patients' clusters."""
-    if ends_in_clusters(final.study):
-        return None
-    step("the models of the inner folds together", 0)
-    return Delivered(made_ensemble(final.runs, out), 0)
+def of_inner_folds(recipe: Recipe, runs: Runs) -> Recipe:
+    """Return a recipe with the models of the inner folds as one ensemble per hospital; without models if they are of
+    patients' clusters."""
+    if recipe.played.contender.ends_in_clusters:
+        return recipe
+    runs.trainer.step("the models of the inner folds together", 0)
+    members = [job.run for job in recipe.played.jobs]
+    return replace(recipe, delivered=Delivered(made_ensemble(members, runs.folder / recipe.file(MODELS)), 0))

@@ -33,12 +33,27 @@ A claim is made only if one of these comparisons, each fixed in advance, has a p
 the first training can only leave claims out. So RATE bounds the probability of any wrong claim (Bonferroni).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, variance
 
-from polysite.advice.decide import LEVEL, PRIOR, RATE, WITHIN, Gain, by_fold, differences, gain_of, mean_of, shrunken
+from polysite.advice.contenders import Contender
+from polysite.advice.decide import (
+    LEVEL,
+    PRIOR,
+    RATE,
+    WITHIN,
+    Gain,
+    Pair,
+    at,
+    by_fold,
+    by_luck,
+    differences,
+    gain_of,
+    mean_of,
+    shrunken,
+)
 from polysite.advice.tournament import Key, Played
 from polysite.metrics import shrinkage
 from polysite.metrics.statistics import signed_rank
@@ -46,14 +61,12 @@ from polysite.metrics.statistics import signed_rank
 PROMISING = 0.97  # probability of a gain, after one training, that is worth a second one
 LUCK = 0.014  # standard deviation of a hospital's mean score over trainings of one inner fold
 
-Pair = tuple[Played, Played]  # a strategy, and the strategy for all
-
 
 @dataclass(frozen=True)
 class Promise:
     """What is expected to serve a hospital best instead of the strategy for all, after one training."""
 
-    name: str  # of the strategy or the own model
+    contender: Contender  # the strategy or the own model
     expected: shrinkage.Gain
     p: float  # that of two trainings with the gains of the first one and the usual luck
 
@@ -70,9 +83,8 @@ class Promise:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """What a second training shows for a hospital."""
+    """What a second training shows for a hospital, of what was promising for it."""
 
-    name: str
     gain: Gain  # over the strategy for all, the mean of both trainings
     p: float  # that it is better by chance, times the number of hospitals and strategies
     steady: bool  # whether it gained in both trainings, and not by few cases alone
@@ -83,28 +95,29 @@ class Confirmation:
         return self.steady and self.p <= RATE
 
 
-def promises(
-    others: Mapping[str, Played], shared: Played, folds: int, comparisons: int, rank: Mapping[str, int]
-) -> dict[str, Promise]:
+def promises(others: Iterable[Played], shared: Played, folds: int, comparisons: int) -> dict[str, Promise]:
     """Return what is expected to serve each hospital best, by one training: the simplest of what is promising and not
     shown to be worse than the best; the one with the highest expected gain if nothing is promising.
 
     Args:
-        others: Strategies and own models, by name.
+        others: Strategies and own models.
         shared: The strategy for all.
         folds: Number of inner folds.
         comparisons: Number of hospitals times the number of strategies that were compared.
-        rank: Rank of every strategy and own model, 0 for the simplest.
     """
-    gains = {name: differences(one, shared) for name, one in others.items()}
-    expected = {name: shrunken(each, folds).sites for name, each in gains.items()}
+    each = [(one.contender, gains := differences(one, shared), shrunken(gains, folds).sites) for one in others]
     found = {}
-    for site in sorted({site for each in expected.values() for site in each}):
-        here = {name: _at(site, each) for name, each in gains.items() if site in expected[name]}
-        made = [Promise(n, expected[n][site], repeated(list(g.values()), folds, comparisons)) for n, g in here.items()]
+    for site in sorted({site for _, _, expected in each for site in expected}):
+        here = {contender.name: at(site, gains) for contender, gains, expected in each if site in expected}
+        made = [
+            Promise(contender, expected[site], repeated(list(here[contender.name].values()), folds, comparisons))
+            for contender, _, expected in each
+            if site in expected
+        ]
         made.sort(key=lambda promise: -promise.expected.mean)
-        level = [p for p in made if p.promising and not _leads(here[made[0].name], here[p.name], folds)]
-        found[site] = min(level, key=lambda promise: rank[promise.name], default=made[0])
+        best = here[made[0].contender.name]
+        level = [p for p in made if p.promising and not _leads(best, here[p.contender.name], folds)]
+        found[site] = min(level, key=lambda promise: promise.contender.rank, default=made[0])
     return found
 
 
@@ -127,23 +140,22 @@ def repeated(gains: list[float], folds: int, comparisons: int) -> float:
     return min(1.0, comparisons * chance(gains, usual, [usual]))
 
 
-def confirm(site: str, name: str, one: Pair, two: Pair, comparisons: int) -> Confirmation:
+def confirm(site: str, one: Pair, two: Pair, comparisons: int) -> Confirmation:
     """Return what two trainings show for a hospital.
 
     Args:
         site: The hospital.
-        name: What was promising for it.
-        one: It and the strategy for all, trained with one seed.
+        one: What was promising for it and the strategy for all, trained with one seed.
         two: The same, trained with another seed.
         comparisons: Number of hospitals times the number of strategies that were compared.
     """
     first, second = differences(*one), differences(*two)
-    gains = _at(site, differences(mean_of(one[0], two[0]), mean_of(one[1], two[1])))
+    gains = at(site, differences(mean_of(one[0], two[0]), mean_of(one[1], two[1])))
     apart = _apart(first, second, one[1].folds)
     values = list(gains.values())
     p = min(1.0, comparisons * chance(values, apart[site], list(apart.values())))
-    both = min(fmean(_at(site, each).values()) for each in (first, second))
-    return Confirmation(name, gain_of(gains), p, both > 0 and signed_rank(values, "greater") <= LEVEL)
+    both = min(fmean(at(site, each).values()) for each in (first, second))
+    return Confirmation(gain_of(gains), p, both > 0 and signed_rank(values, "greater") <= LEVEL)
 
 
 def chance(gains: list[float], apart: tuple[float, ...], everywhere: list[tuple[float, ...]]) -> float:
@@ -154,20 +166,11 @@ def chance(gains: list[float], apart: tuple[float, ...], everywhere: list[tuple[
         apart: Difference between the mean gains of both trainings at the hospital, in every inner fold.
         everywhere: The same at every hospital.
     """
-    from scipy.stats import t
-
     if len(gains) < 2:
         return 1.0
     every = [d for each in everywhere for d in each]
     usual = (PRIOR * 2 * LUCK**2 + sum(d * d / 2 for d in every)) / (PRIOR + len(every))
-    luck = (PRIOR * usual + sum(d * d / 2 for d in apart)) / (PRIOR + len(apart)) / (2 * len(apart))
-    cases = variance(gains) / len(gains)
-    freedom = (cases + luck) ** 2 / (cases**2 / (len(gains) - 1) + luck**2 / (PRIOR + len(apart)))
-    return float(t.sf(fmean(gains) / (cases + luck) ** 0.5, freedom))
-
-
-def _at(site: str, gains: Mapping[Key, float]) -> dict[Key, float]:
-    return {key: gain for key, gain in gains.items() if key[0] == site}
+    return by_luck(fmean(gains), variance(gains) / len(gains), len(gains), apart, usual)
 
 
 def _apart(
@@ -175,4 +178,4 @@ def _apart(
 ) -> dict[str, tuple[float, ...]]:
     """Return the difference between the mean gains of two trainings, by hospital, in every inner fold."""
     change = {key: gain - two[key] for key, gain in one.items()}
-    return {site: by_fold(_at(site, change), folds) for site in sorted({site for site, _ in change})}
+    return {site: by_fold(at(site, change), folds) for site in sorted({site for site, _ in change})}

@@ -9,8 +9,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from polysite.advice.decide import Gain
-from polysite.advice.personal import Choice, alpha_of
-from polysite.advice.result import Advice, file_of, plain
+from polysite.advice.personal import Choice
+from polysite.advice.result import Advice, plain
 from polysite.advice.tables import against_given, by_hospital, costs, decision, hospitals, models, strategies, tested
 from polysite.report.drawing import unformatted
 from polysite.report.figure_files import Picture, draw
@@ -66,9 +66,9 @@ def _how(found: Advice) -> Markup:
     files = Markup(
         "<code>study.toml</code> is the advised study, ready to train; <code>advice.json</code> has all numbers."
     )
-    for name in found.studies:
-        sites = ", ".join(site for site, used in found.strategies.items() if used == name)
-        files += Markup(" <code>{}.toml</code> is for {} alone.").format(file_of("study", name), sites)
+    for recipe in found.exceptions:
+        sites = ", ".join(site for site, used in found.strategies.items() if used.name == recipe.name)
+        files += Markup(" <code>{}.toml</code> is for {} alone.").format(recipe.file("study"), sites)
     if found.models:
         link = Markup(' <a href="{}/">{}</a> is a run folder: ').format(*[plain(found)["models"]] * 2)
         files += link + " ".join(filter(None, (models(found), tested(found))))
@@ -77,10 +77,10 @@ def _how(found: Advice) -> Markup:
 
 def _second(site: str, choice: Choice) -> Markup:
     """Return what the second training showed for a hospital."""
-    found = choice.confirmation
-    if found is None:
+    promise, found = choice.promise, choice.confirmation
+    if promise is None or found is None:
         return Markup("")
-    what = "its own model" if alpha_of(found.name) else found.name
+    what = "its own model" if promise.contender.share else promise.contender.name
     shown = f"{found.gain} over both trainings, p = {found.p:.2g} with all hospitals and strategies counted"
     return Markup("{}, {}: {}; {}").format(site, what, shown, "confirmed" if found.better else "not confirmed")
 
@@ -94,7 +94,7 @@ def _sites(found: Advice) -> Picture:
 
 
 def _compared(found: Advice) -> Picture:
-    rows = [(found.named[c.name].title, c.gain, c.better) for c in found.compared]
+    rows = [(c.contender.title, c.gain, c.better) for c in found.compared]
     caption = "Gain over one model for all with the same settings, with 95 % intervals. Blue: shown to be better."
     return Picture("", draw(_forest(rows)), caption, name="strategies")
 

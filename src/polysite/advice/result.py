@@ -1,23 +1,22 @@
 """The result of an advice: the strategy of every hospital, the comparisons behind it, and its numbers as JSON."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from polysite import config
-from polysite.advice.contenders import REFERENCE, START, Contender
+from polysite.advice.contenders import Contender
 from polysite.advice.decide import Comparison, Gain, by_site, differences, gain_of
-from polysite.advice.deliver import Delivered
-from polysite.advice.personal import Choice, alpha_of
+from polysite.advice.deliver import Delivered, Recipe
+from polysite.advice.personal import Choice, Trainings
+from polysite.advice.stages import Effort
 from polysite.advice.tournament import Key, Played
-from polysite.config import Study
+from polysite.algorithms.clustered import Clustered
 from polysite.heterogeneity.verdict import Verdict
 from polysite.metrics.statistics import signed_rank
-
-MODELS = "models"  # folder of the models of the advised study
 
 
 @dataclass(frozen=True)
@@ -26,28 +25,33 @@ class Advice:
 
     folder: Path
     verdict: Verdict
-    most: float  # whole trainings of FedAvg that comparing takes, at most
-    contenders: tuple[Contender, ...]
-    played: Mapping[str, Played]
-    compared: tuple[Comparison, ...]
-    chosen: Contender  # the strategy for all
+    trained: Trainings
+    compared: Sequence[Comparison]  # all strategies against the reference
     hospitals: Mapping[str, Choice]  # what single hospitals use instead
-    final: Played  # the advised study, with the scores of what every hospital uses
-    study: Study
-    studies: Mapping[str, Study]  # those of exceptions, by strategy
-    times: float  # rounds of the advised study, as a multiple of those that were compared
-    delivered: Mapping[str, Delivered]  # models by their folder, evaluated on the test cases
-    spent: float | None  # whole trainings of FedAvg that all stages took; None without a budget
+    recipe: Recipe  # the advised study, with the scores of what every hospital uses
+    exceptions: Sequence[Recipe]  # what only some hospitals should train
+    effort: Effort  # of training on all cases
+    trainings: float  # whole trainings of FedAvg that all stages took; without a budget, at most
 
     @property
-    def named(self) -> dict[str, Contender]:
-        """The strategies by name."""
-        return {c.name: c for c in self.contenders}
+    def one_model(self) -> Played:
+        """One model for all hospitals, which all strategies are compared with."""
+        return self.trained.both(self.trained.reference.name)
 
     @property
     def given(self) -> Played:
         """FedAvg as the study has it."""
-        return self.played[START]
+        return self.trained.both(self.trained.given.name)
+
+    @property
+    def chosen(self) -> Contender:
+        """The strategy for all."""
+        return self.recipe.played.contender
+
+    @property
+    def final(self) -> Played:
+        """The strategy for all, with the scores of what every hospital uses."""
+        return self.recipe.played
 
     @cached_property
     def gains(self) -> dict[Key, float]:
@@ -72,23 +76,26 @@ class Advice:
     @property
     def models(self) -> Delivered | None:
         """Models of the advised study; None if there are none."""
-        return self.delivered.get(MODELS)
+        return self.recipe.delivered
+
+    @property
+    def changes(self) -> bool:
+        """Whether the strategy for all is another than one model."""
+        return self.chosen.name != self.trained.reference.name
 
     @property
     def claims(self) -> bool:
         """Whether something was shown to be better than one model for all, for all hospitals or for one."""
-        return self.chosen.name != REFERENCE or any(choice.name for choice in self.hospitals.values())
+        return self.changes or bool(self.strategies)
+
+    def used(self, site: str) -> Contender:
+        """Return what a hospital uses."""
+        return self.hospitals[site].used or self.chosen
 
     @property
-    def alphas(self) -> dict[str, float]:
-        """Share of the own model of every hospital that uses one."""
-        used = {site: choice.name or self.chosen.name for site, choice in self.hospitals.items()}
-        return {site: alpha_of(name) for site, name in used.items() if alpha_of(name)}
-
-    @property
-    def strategies(self) -> dict[str, str]:
+    def strategies(self) -> dict[str, Contender]:
         """Strategy of every hospital that uses another one than that for all."""
-        return exceptions(self.hospitals)
+        return {site: choice.used for site, choice in self.hospitals.items() if choice.used}
 
     @property
     def family(self) -> str:
@@ -96,31 +103,17 @@ class Advice:
         if that is one model, the most frequent family of exceptions from it."""
         if self.chosen.family in ("outlier", "groups") and 2 * len(self._single()) > len(self.hospitals):
             return "own"
-        if self.chosen.name != REFERENCE:
+        if self.changes:
             return self.chosen.family
-        found = [self.named[c.name].family for c in self.hospitals.values() if c.name]
+        found = [c.family for c in self.strategies.values()]
         return max(found, key=found.count, default="one model")
 
     def _single(self) -> set[str]:
         """Return the hospitals with models of their own: fine-tuned ones, or those of a group of one."""
         last = config.phases(self.chosen.study)[-1].algorithm
-        groups = getattr(last, "groups", {}).values()
+        groups = last.groups.values() if isinstance(last, Clustered) else ()
         alone = {group[0] for group in groups if len(group) == 1} - set(self.strategies)
-        return alone | set(self.alphas)
-
-
-def exceptions(choices: Mapping[str, Choice]) -> dict[str, str]:
-    """Return the strategy of every hospital that uses another one than that for all."""
-    return {site: choice.name for site, choice in choices.items() if choice.name}
-
-
-def file_of(kind: str, strategy: str) -> str:
-    """Return the name of a file or folder that only exceptions use.
-
-    >>> file_of("study", "own 1 after fedavg")
-    'study-own-1-after-fedavg'
-    """
-    return f"{kind}-{strategy.replace(' ', '-')}"
+        return alone | {site for site in self.hospitals if self.used(site).share}
 
 
 def plain(found: Advice) -> dict[str, Any]:
@@ -129,14 +122,20 @@ def plain(found: Advice) -> dict[str, Any]:
         "strategy": found.chosen.name,
         "family": found.family,
         "shown to be better than one model for all": found.claims,
-        "trainings": found.most if found.spent is None else found.spent,
+        "trainings": found.trainings,
         "models": str(os.path.relpath(found.models.run.folder.path, found.folder)) if found.models else None,
         "trainings of the models": found.models.members if found.models else 0,
-        "rounds of the models, times those compared": found.times,
+        "rounds of the models, times those compared": found.effort.times,
         "gain over fedavg as given": {"mean": found.gain.mean, "low": found.gain.low, "high": found.gain.high},
         "p": found.p,
         "strategies": {
-            c.name: {"gain": c.gain.mean, "low": c.gain.low, "high": c.gain.high, "p": c.p, "better": c.better}
+            c.contender.name: {
+                "gain": c.gain.mean,
+                "low": c.gain.low,
+                "high": c.gain.high,
+                "p": c.p,
+                "better": c.better,
+            }
             for c in found.compared
         },
         "test": _tested(found),
@@ -146,10 +145,11 @@ def plain(found: Advice) -> dict[str, Any]:
 
 def _tested(found: Advice) -> dict[str, Any] | None:
     """Return the test scores of what every hospital uses; None without the models of all of them."""
-    places = {site: file_of(MODELS, name) for site, name in found.strategies.items()}
-    if found.models is None or not set(places.values()) <= found.delivered.keys():
+    apart = {recipe.name: recipe.delivered for recipe in found.exceptions}
+    places = {site: apart.get(c.name) for site, c in found.strategies.items()}
+    if found.models is None or None in places.values():
         return None
-    models = {s: found.delivered[places.get(s, MODELS)] for s in found.models.run.result.test}
+    models = {s: places.get(s) or found.models for s in found.models.run.result.test}
     scores = {s: [x.mean for x in each.run.result.test[s].values()] for s, each in models.items()}
     every = [x for each in scores.values() for x in each]
     if not every:
@@ -165,18 +165,18 @@ def _hospital(found: Advice, site: str) -> dict[str, Any]:
         "gain": gain.mean,
         "low": gain.low,
         "high": gain.high,
-        "uses": choice.name or found.chosen.name,
-        "share of its own model": found.alphas.get(site, 0.0),
+        "uses": found.used(site).name,
+        "share of its own model": found.used(site).share,
     }
     if choice.promise:
-        expected = choice.promise.expected
-        numbers["promising after one training" if choice.promise.promising else "best after one training"] = {
-            "name": choice.promise.name, "expected gain": expected.mean, "probability": expected.positive,
+        promise, expected = choice.promise, choice.promise.expected
+        name = promise.contender.name
+        numbers["promising after one training" if promise.promising else "best after one training"] = {
+            "name": name, "expected gain": expected.mean, "probability": expected.positive,
         }  # fmt: skip
-    if choice.confirmation:
-        sure = choice.confirmation
-        numbers["after two trainings"] = {
-            "name": sure.name, "gain": sure.gain.mean, "low": sure.gain.low, "high": sure.gain.high, "p": sure.p,
-            "better": sure.better,
-        }  # fmt: skip
+        if sure := choice.confirmation:
+            numbers["after two trainings"] = {
+                "name": name, "gain": sure.gain.mean, "low": sure.gain.low, "high": sure.gain.high, "p": sure.p,
+                "better": sure.better,
+            }  # fmt: skip
     return numbers

@@ -49,7 +49,7 @@ class Effort:
     """How the advised study is trained on all cases."""
 
     times: float  # rounds, as a multiple of those that were compared
-    members: int  # trainings, with different seeds
+    members: int  # trainings, with different seeds; 0 without a budget
 
 
 def effort(left: float, whole: float, most: int = MEMBERS) -> Effort:

@@ -1,26 +1,25 @@
 """Tables of an advice: what every hospital gets, and how the strategies compare."""
 
 from polysite import study
-from polysite.advice.contenders import REFERENCE
 from polysite.advice.decide import RATE, Comparison, Gain
 from polysite.advice.exceptions import PROMISING
-from polysite.advice.personal import Choice, alpha_of
-from polysite.advice.result import Advice, file_of, plain
+from polysite.advice.personal import Choice
+from polysite.advice.result import Advice, plain
 from polysite.report.grid import Cell, Grid, Line, name, number
-from polysite.report.names import cut
+from polysite.report.names import cut, joined
 
 WIDE = 64  # letters of a strategy's title in a table
 
 
 def decision(found: Advice) -> str:
     """Return the advice in a sentence."""
-    if found.chosen.name == REFERENCE:
+    if not found.changes:
         text = "One model for all hospitals."
         others = len(found.compared)
         if others:
             text += f" None of {others} other strateg{'ies' if others > 1 else 'y'} was shown to be better."
     else:
-        best = next(c for c in found.compared if c.name == found.chosen.name)
+        best = next(c for c in found.compared if c.contender.name == found.chosen.name)
         shown = f"It was shown to be better than one model for all: {best.gain}, p = {best.p:.2g}."
         text = f"{found.chosen.title}. {shown}"
     return " ".join([text, *_exceptions(found)])
@@ -29,31 +28,24 @@ def decision(found: Advice) -> str:
 def _exceptions(found: Advice) -> list[str]:
     """Return a sentence for every strategy that only some hospitals should use."""
     said = []
-    for strategy in found.studies:
-        sites = [site for site, used in found.strategies.items() if used == strategy]
-        what = f"another strategy: {found.named[strategy].title}"
-        if alpha_of(strategy):
+    for recipe in found.exceptions:
+        strategy = recipe.played.contender
+        sites = [site for site, used in found.strategies.items() if used.name == strategy.name]
+        what = f"another strategy: {strategy.title}"
+        if strategy.share:
             what = "models of their own" if len(sites) > 1 else "a model of its own"
-        elif strategy == REFERENCE:
+        elif strategy.name == found.trained.reference.name:
             what = "one model of all hospitals"
-        said.append(f"{_listed(sites)} should use {what} ({file_of('study', strategy)}.toml).")
+        said.append(f"{joined(sites)} should use {what} ({recipe.file('study')}.toml).")
     return said
-
-
-def _listed(names: list[str]) -> str:
-    """Return names as a text.
-
-    >>> _listed(["a", "b", "c"])
-    'a, b and c'
-    """
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def against_given(found: Advice) -> str:
     """Return the comparison of the advised study with FedAvg as the study has it, in a sentence."""
     sure = f"p = {found.p:.2g}" if found.p <= 0.05 else f"no difference shown, p = {found.p:.2g}"
-    longer = found.models is not None and found.times > 1
-    long = f" The models were trained for {found.times:g} times as many rounds." if longer else ""
+    times = found.effort.times
+    longer = found.models is not None and times > 1
+    long = f" The models were trained for {times:g} times as many rounds." if longer else ""
     return (
         f"On {found.gain.cases} cases that the models had not seen, its mean score is {found.final.mean:.3f}; FedAvg "
         f"with the settings of the study has {found.given.mean:.3f}: {found.gain} ({sure}). The best of several is "
@@ -70,10 +62,10 @@ def models(found: Advice) -> str:
             "for every hospital, an ensemble of the models of the inner folds. Each was trained without one of "
             f"{len(found.final.jobs)} inner folds; the advised study trains on all cases."
         )
-    count = found.models.members
+    count, times = found.models.members, found.effort.times
     again = f"{count} times with different seeds; their predictions are averaged" if count > 1 else "once"
-    long = f", for {found.times:g} times the rounds that were compared" if found.times > 1 else ""
-    norm = found.study.train.clip_gradients
+    long = f", for {times:g} times the rounds that were compared" if times > 1 else ""
+    norm = found.recipe.study.train.clip_gradients
     clipped = f", with gradients clipped to a norm of {norm:g}" if norm else ""
     return f"the advised study, trained on the cases that are not tested{long}{clipped}, {again}."
 
@@ -122,28 +114,27 @@ def _tried(choice: Choice) -> tuple[Cell, Cell, Cell]:
         return name("–"), number(None), number(None)
     sure = choice.confirmation
     p = _p(sure.p) if sure else name("–")
-    return name(choice.promise.name), number(choice.promise.expected.positive, ".2f"), p
+    return name(choice.promise.contender.name), number(choice.promise.expected.positive, ".2f"), p
 
 
 def _used(found: Advice, site: str) -> str:
     """Return in words what a hospital uses."""
-    share = found.alphas.get(site)
-    if share:
-        return "its own" if share == 1 else f"{share:.0%} its own"
-    used = found.hospitals[site].name or found.chosen.name
+    used = found.used(site)
+    if used.share:
+        return "its own" if used.share == 1 else f"{used.share:.0%} its own"
     words = {"groups": "of its group", "patients": "of the patient's cluster", "alone": "its own"}
-    family = found.named[used].family
-    return words.get(family, "shared" if family in ("one model", "own") else used)
+    return words.get(used.family, "shared" if used.family == "one model" else used.name)
 
 
 def strategies(found: Advice) -> Grid:
     """Return all strategies against one model for all, the best first."""
     lines = []
     for each in found.compared:
-        score = number(found.played[each.name].mean if _whole(found, each.name) else None)
+        one = found.trained.both(each.contender.name)
+        score = number(one.mean if len(one.scores) == len(found.one_model.scores) else None)
         cells = (score, _gain(each.gain), _p(each.p), name(verdict(each)))
-        lines.append(Line((name(cut(found.named[each.name].title, WIDE)), *cells)))
-    score = number(found.played[REFERENCE].mean)
+        lines.append(Line((name(cut(each.contender.title, WIDE)), *cells)))
+    score = number(found.one_model.mean)
     lines.append(Line((name("One model for all hospitals"), score, name("–"), name("–"), name("reference"))))
     note = (
         "All strategies have the same settings and equal local steps. p that the strategy is better by chance: "
@@ -162,18 +153,13 @@ def strategies(found: Advice) -> Grid:
 def by_hospital(found: Advice) -> Grid:
     """Return the gain of every strategy over one model for all, hospital by hospital."""
     lines = []
-    for site, score in found.played[REFERENCE].by_site().items():
+    for site, score in found.one_model.by_site().items():
         gains = [c.sites[site].mean if site in c.sites else None for c in found.compared]
         cells = (name("–") if gain is None else Cell(f"{gain:+.3f}", gain) for gain in gains)
         lines.append(Line((name(site), number(score), *cells)))
-    known = "; ".join(f"{c.name}: {cut(found.named[c.name].title, WIDE)}" for c in found.compared)
-    head = ("hospital", "one model", *(c.name for c in found.compared))
+    known = "; ".join(f"{c.contender.name}: {cut(c.contender.title, WIDE)}" for c in found.compared)
+    head = ("hospital", "one model", *(c.contender.name for c in found.compared))
     return Grid("by-hospital", "Gain of every strategy, by hospital", head, tuple(lines), f"{known}.")
-
-
-def _whole(found: Advice, strategy: str) -> bool:
-    """Return whether a strategy was trained on all inner folds."""
-    return len(found.played[strategy].scores) == len(found.played[REFERENCE].scores)
 
 
 def verdict(each: Comparison) -> str:
@@ -188,13 +174,13 @@ def verdict(each: Comparison) -> str:
 def costs(found: Advice) -> Grid:
     """Return the cost of one training of the advised study, and of FedAvg as given."""
     lines = []
-    others = ((f"{file_of('study', name)}.toml", other) for name, other in found.studies.items())
-    for title, chosen in (("FedAvg as given", found.given.study), ("advised", found.study), *others):
+    others = ((f"{recipe.file('study')}.toml", recipe.study) for recipe in found.exceptions)
+    for title, chosen in (("FedAvg as given", found.given.study), ("advised", found.recipe.study), *others):
         cost = study.cost(chosen)
         per_site = max(cost.down[s] + cost.up[s] for s in cost.down)
         cells = (number(cost.rounds, "d"), number(cost.steps, ",d"), number(per_site / 1e6, ",.1f"))
         lines.append(Line((name(title), *cells)))
-    together = f"at most {found.most:.1f}" if found.spent is None else f"{found.spent:.1f}"
+    together = f"{'' if found.effort.members else 'at most '}{found.trainings:.1f}"
     note = f"All stages of the advice together take {together} trainings of FedAvg as given without an inner fold."
     head = ("training", "rounds", "local steps of all hospitals", "MB of a hospital, at most")
     return Grid("costs", "Cost of a training", head, tuple(lines), note)

@@ -4,39 +4,37 @@ Each inner fold is left out once: the models of that run have not seen its cases
 (``contenders.unselected``). So every case has a score by a model that does not know it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from polysite.advice.contenders import unselected
-from polysite.benchmark.jobs import Job, Step, inner_job, prepare, silent, why_failed
-from polysite.benchmark.workers import work
+from polysite.advice.contenders import Contender, unselected
+from polysite.benchmark.jobs import Job, Trainer, inner_jobs, why_failed
 from polysite.config import Study
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import RunError
 
 Key = tuple[str, str]  # hospital and case
-STRATEGIES = "strategies"  # folder of the runs of all strategies
 
 
 @dataclass(frozen=True)
 class Played:
-    """A study after its runs on all inner folds."""
+    """A strategy after its runs on all inner folds."""
 
-    study: Study  # without inner folds; with the rounds that it trained
+    contender: Contender
     jobs: tuple[Job, ...]  # one per inner fold that it was trained on
     scores: Mapping[Key, float]  # of every case of these folds, by the run that left it out
     folds: Mapping[Key, int]  # the inner fold of every case
 
     @property
+    def study(self) -> Study:
+        """The study, without inner folds; with the rounds that it trained."""
+        return self.contender.study
+
+    @property
     def mean(self) -> float:
         """Mean score over all cases."""
         return sum(self.scores.values()) / len(self.scores)
-
-    @property
-    def runs(self) -> list[Path]:
-        """The run folders, one per inner fold."""
-        return [job.run for job in self.jobs]
 
     def by_site(self) -> dict[str, float]:
         """Return the mean score of every hospital."""
@@ -50,42 +48,39 @@ class Runs:
     Args:
         folder: Folder of the advice.
         inner: Number of inner folds.
-        parallel: Largest number of runs in parallel; None for as many as fit.
-        step: Reports progress.
+        trainer: Trains the jobs.
     """
 
     folder: Path
     inner: int
-    parallel: int | None = None
-    step: Step = silent
+    trainer: Trainer
 
     def play(
         self,
-        studies: Mapping[str, Study],
+        contenders: Iterable[Contender],
         place: str,
-        before: Sequence[Job] = (),
+        before: Iterable[Played] = (),
         folds: Sequence[int] = (),
         reference: str = "",
     ) -> dict[str, Played]:
-        """Train studies on inner folds and return their scores; runs that are done are not repeated.
+        """Train strategies on inner folds and return those that did not fail; runs that are done are not repeated.
 
         Args:
-            studies: The studies by name; one whose first phases are another of them goes on from it.
+            contenders: The strategies; one whose first phases are another of them goes on from it.
             place: Name of the folder of the runs.
-            before: Finished runs; a study that begins with one of them goes on from it.
+            before: Finished strategies; one that begins with them goes on from them.
             folds: The inner folds; all without any.
-            reference: A study that must not fail.
+            reference: Name of a strategy that must not fail.
 
         Raises:
-            RunError: The reference failed, or all studies.
+            RunError: The reference failed, or all strategies.
         """
-        root, listed = self.folder / place, folds or range(self.inner)
-        jobs = {n: [inner_job(root, n, unselected(s), self.inner, k) for k in listed] for n, s in studies.items()}
+        known = {c.name: c for c in contenders}
+        studies = {name: unselected(c.study) for name, c in known.items()}
+        jobs = inner_jobs(self.folder / place, studies, self.inner, folds)
         every = [job for mine in jobs.values() for job in mine]
-        prepare(every, root)
-        self.step(f"{len(every)} runs", 0)
-        failed = work([*before, *every], self.parallel, self.step)
-        lost = why_failed(jobs, failed)
+        self.trainer.step(f"{len(every)} runs", 0)
+        lost = why_failed(jobs, self.trainer.train([*(job for one in before for job in one.jobs), *every]))
         if reference and lost[reference]:
             raise RunError(f"{reference} failed, which all others are compared with: {lost[reference]}")
         if all(lost.values()):
@@ -93,12 +88,12 @@ class Runs:
             raise RunError(f"{name} failed: {why}")
         for name, why in lost.items():
             if why:
-                self.step(f"{name} failed and is left out: {why}", 0)
-        return {name: played(studies[name], jobs[name]) for name in studies if not lost[name]}
+                self.trainer.step(f"{name} failed and is left out: {why}", 0)
+        return {name: played(known[name], jobs[name]) for name in known if not lost[name]}
 
 
-def played(chosen: Study, jobs: Sequence[Job]) -> Played:
-    """Return a study with the scores of its finished runs, one per inner fold."""
+def played(chosen: Contender, jobs: Sequence[Job]) -> Played:
+    """Return a strategy with the scores of its finished runs, one per inner fold."""
     scores: dict[Key, float] = {}
     folds: dict[Key, int] = {}
     for job in jobs:

@@ -59,8 +59,9 @@ from polysite.benchmark.jobs import Step, silent, variants
 from polysite.benchmark.plan import plan
 from polysite.benchmark.radiomics import describe
 from polysite.benchmark.run import Results, options, publish, run
+from polysite.benchmark.workers import Workers
 
 __all__ = [
-    "SCALES", "Bench", "Results", "Step", "describe", "load", "names", "options", "plan", "publish", "run", "silent",
-    "variants",
+    "SCALES", "Bench", "Results", "Step", "Workers", "describe", "load", "names", "options", "plan", "publish", "run",
+    "silent", "variants",
 ]  # fmt: skip

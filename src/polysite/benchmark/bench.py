@@ -15,7 +15,7 @@ from polysite.benchmark.mixed import check as check_ensembles
 from polysite.costs.budget import Kind
 from polysite.data.sources import Phantom
 from polysite.errors import ConfigError, nearest
-from polysite.foreign import parse_toml
+from polysite.foreign import parse_toml, read_toml
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
 from polysite.report.paper_figures import PAPER_FIGURES
@@ -214,15 +214,13 @@ def load(name: str, scale: str = "full") -> Bench:
         raise ConfigError(f"--scale {scale}: full or {' or '.join(SCALES)}")
     path = Path(name)
     if path.suffix == ".toml":
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as problem:
-            raise ConfigError(f"the benchmark {path} cannot be read: {problem}") from problem
+        given = read_toml(path, "the benchmark")
     elif name in names():
         text = resources.files("polysite").joinpath("benches", f"{name}.toml").read_text(encoding="utf-8")
+        given = parse_toml(text, f"the benchmark {name}")
     else:
         raise ConfigError(f"there is no benchmark called {name!r}; {nearest(name, names())}, or name a .toml file")
-    return _bench(path.stem, parse_toml(text, f"the benchmark {name}"), scale)
+    return _bench(path.stem, given, scale)
 
 
 def _bench(name: str, given: Mapping[str, Any], scale: str) -> Bench:

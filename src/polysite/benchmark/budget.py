@@ -6,13 +6,15 @@ own number of steps. The steps and bytes of a round come from a rehearsal (`poly
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from polysite import config, study
 from polysite.algorithms.base import facts
-from polysite.config import Study
+from polysite.config import Study, Then
 from polysite.costs.budget import Kind, rounds_for, spent
 from polysite.errors import ConfigError
+
+T = TypeVar("T", Study, Then)  # a phase: the first one is the study itself
 
 
 def equalise(studies: Mapping[str, Study], reference: str | None, kind: Kind) -> dict[str, Study]:
@@ -53,9 +55,8 @@ def lengthen(chosen: Study, factor: float) -> Study:
     Learning rates end at the same value (``train.gamma`` is adapted), and the number of validations stays the same.
     """
     first, *later = config.phases(chosen)
-    then = tuple(config.merge(given, _longer(phase, factor)) for given, phase in zip(chosen.then, later, strict=True))
-    sections = {name: replace(getattr(chosen, name), **keys) for name, keys in _longer(first, factor).items()}
-    return replace(chosen, **sections, then=then)
+    then = tuple(_longer(given, phase, factor) for given, phase in zip(chosen.then, later, strict=True))
+    return replace(_longer(chosen, first, factor), then=then)
 
 
 def training_rounds(phase: Study) -> int:
@@ -68,16 +69,22 @@ def _tuning(phase: Study) -> int:
     return getattr(phase.algorithm, "rounds", 0) if facts(phase.algorithm).exchanges else 0
 
 
-def _longer(phase: Study, factor: float) -> dict[str, Any]:
-    """Return the settings of a phase that change with its number of rounds."""
+def _longer(given: T, phase: Study, factor: float) -> T:
+    """Return a phase with another number of rounds, and what changes with it.
+
+    Args:
+        given: The phase as its study states it.
+        phase: The same phase as a study of its own.
+        factor: The rounds, as a multiple of its own.
+    """
     before = training_rounds(phase)
     after = max(1, round(before * factor))
     plan, ratio = phase.run, after / before
     rounds = plan.rounds + after - before
-    run = {
-        "rounds": rounds,
-        "validate_every": max(1, round(plan.validate_every * ratio)),
-        "best_from": plan.best_from if plan.best_from <= 1 else min(rounds, max(1, round(plan.best_from * ratio))),
-    }
-    own = {"algorithm": {"rounds": after}} if _tuning(phase) else {}
-    return {"run": run, "train": {"gamma": phase.train.gamma ** (before / after)}, **own}
+    best_from = plan.best_from if plan.best_from <= 1 else min(rounds, max(1, round(plan.best_from * ratio)))
+    validate_every = max(1, round(plan.validate_every * ratio))
+    run = replace(given.run, rounds=rounds, validate_every=validate_every, best_from=best_from)
+    train = replace(given.train, gamma=phase.train.gamma ** (before / after))
+    own: Any = phase.algorithm if given.algorithm is None else given.algorithm
+    algorithm = replace(own, rounds=after) if _tuning(phase) else given.algorithm
+    return replace(given, algorithm=algorithm, train=train, run=run)

@@ -40,42 +40,49 @@ ACTIVE = ("PENDING", "RUNNING", "REQUEUED", "COMPLETING", "CONFIGURING", "SUSPEN
 POLL = 1.0  # seconds between two looks
 
 
-def work(
-    jobs: Sequence[Job], executor: str, given: Mapping[str, str], most: int | None, out: Path, step: Step
-) -> dict[str, str]:
-    """Run jobs as tasks of an array; return the failed ones with the reason.
+@dataclass(frozen=True)
+class Cluster:
+    """Trains jobs as tasks of an array.
 
     Args:
-        jobs: The jobs, finished or not.
         executor: ``submitit`` for SLURM, ``submitit-local`` for processes on this machine, to try it out.
         given: Parameters of sbatch by name.
         most: Tasks that run at the same time; None for all (one on this machine).
         out: Folder of the benchmark, which all nodes must see.
         step: Reports progress.
     """
-    folder = (out / "cluster").resolve()
-    chosen = _executor(executor, folder, given, most)
-    left = [job for job in jobs if not job.done]
-    waiting = _running(folder, left) if executor == "submitit" else []
-    known = {job for task in waiting for job in task.jobs}
-    chains = _chains([job for job in left if job not in known])
-    limit = math.inf if executor == "submitit" else most or 1
-    failed: dict[str, str] = {}
-    try:
-        while chains or waiting:
-            count = int(min(len(chains), limit - len(waiting)))
-            if count:
-                waiting += _submit(chosen, chains[:count], folder, jobs, step)
-                del chains[:count]
-            for task in [task for task in waiting if task.handle.done()]:
-                waiting.remove(task)
-                failed |= _collect(task, step)
-            time.sleep(POLL if waiting else 0)
-    except KeyboardInterrupt:
-        for task in waiting if executor == "submitit-local" else ():
-            task.handle.cancel()
-        raise
-    return failed
+
+    executor: str
+    given: Mapping[str, str]
+    most: int | None
+    out: Path
+    step: Step
+
+    def train(self, jobs: Sequence[Job]) -> dict[str, str]:
+        """Train what is not done; return the failed jobs with the reason."""
+        folder = (self.out / "cluster").resolve()
+        chosen = _executor(self.executor, folder, self.given, self.most)
+        left = [job for job in jobs if not job.done]
+        waiting = _running(folder, left) if self.executor == "submitit" else []
+        known = {job for task in waiting for job in task.jobs}
+        chains = _chains([job for job in left if job not in known])
+        limit = math.inf if self.executor == "submitit" else self.most or 1
+        failed: dict[str, str] = {}
+        try:
+            while chains or waiting:
+                count = int(min(len(chains), limit - len(waiting)))
+                if count:
+                    waiting += _submit(chosen, chains[:count], folder, jobs, self.step)
+                    del chains[:count]
+                for task in [task for task in waiting if task.handle.done()]:
+                    waiting.remove(task)
+                    failed |= _collect(task, self.step)
+                time.sleep(POLL if waiting else 0)
+        except KeyboardInterrupt:
+            for task in waiting if self.executor == "submitit-local" else ():
+                task.handle.cancel()
+            raise
+        return failed
 
 
 @dataclass

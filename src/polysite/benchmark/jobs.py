@@ -124,8 +124,33 @@ class Job:
         return max(candidates, key=lambda other: len(other.study.then), default=None)
 
 
-def inner_job(root: Path, name: str, chosen: Study, inner: int, fold: int) -> Job:
-    """Return the run of a study that leaves out one inner fold; it computes the score alone."""
+class Trainer(Protocol):
+    """What trains jobs: processes of this machine, or a cluster."""
+
+    @property
+    def step(self) -> Step:
+        """Report progress."""
+        ...
+
+    def train(self, jobs: Sequence[Job]) -> Mapping[str, str]:
+        """Train the study of every job into its run folder, unless that is done; return why some failed, by title.
+
+        A job that begins with another one goes on from its run.
+        """
+        ...
+
+
+def inner_jobs(root: Path, studies: Mapping[str, Study], inner: int, folds: Sequence[int] = ()) -> dict[str, list[Job]]:
+    """Return runs of studies that leave out one inner fold each, all without any folds; they compute the score alone.
+    Refuse runs that do not fit their data or disk."""
+    found = {n: [_inner_job(root, n, s, inner, k) for k in folds or range(inner)] for n, s in studies.items()}
+    every = [job for mine in found.values() for job in mine]
+    check(every)
+    refuse_too_large(every, root)
+    return found
+
+
+def _inner_job(root: Path, name: str, chosen: Study, inner: int, fold: int) -> Job:
     split = replace(chosen.split, seed=chosen.split.seed_of(chosen.seed), inner=inner, inner_fold=fold)
     return Job(name, fold, chosen.seed, replace(chosen, split=split), root, evaluate=False)
 
@@ -409,14 +434,6 @@ def refuse_too_large(work: Sequence[Job], out: Path) -> None:
             f"the models of {len(work)} runs take at least {gigabytes(stored)}, and {out} has {gigabytes(free)} "
             "free; choose another --out, or fewer methods with --only"
         )
-
-
-def prepare(work: Sequence[Job], out: Path) -> None:
-    """Write the studies of runs that start from nothing but them; refuse those that do not fit their data or disk."""
-    check(work)
-    refuse_too_large(work, out)
-    for job in work:
-        job.write()
 
 
 def why_failed(work: Mapping[str, Sequence[Job]], failed: Mapping[str, str]) -> dict[str, str]:

@@ -8,11 +8,21 @@ from pathlib import Path
 from types import MappingProxyType
 
 from polysite import config, ensembles
-from polysite.benchmark import cluster
 from polysite.benchmark.bench import Bench
-from polysite.benchmark.jobs import Job, Step, assess_federations, check, jobs, refuse_too_large, settings, silent
+from polysite.benchmark.cluster import Cluster
+from polysite.benchmark.jobs import (
+    Job,
+    Step,
+    Trainer,
+    assess_federations,
+    check,
+    jobs,
+    refuse_too_large,
+    settings,
+    silent,
+)
 from polysite.benchmark.trials import Chosen, Trials
-from polysite.benchmark.workers import work
+from polysite.benchmark.workers import Workers
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, PolysiteError, nearest
 from polysite.report import axes_page
@@ -62,12 +72,9 @@ def run(
         raise ConfigError(f"--executor {executor}: {nearest(executor, EXECUTORS)}")
     if slurm and executor == "processes":
         raise ConfigError(f"--slurm {next(iter(slurm))}=...: it goes with --executor submitit")
-
-    def train(listed: Sequence[Job]) -> dict[str, str]:
-        if executor == "processes":
-            return work(listed, parallel, step)
-        return cluster.work(listed, executor, slurm, parallel, out, step)
-
+    trainer: Trainer = Workers(parallel, step)
+    if executor != "processes":
+        trainer = Cluster(executor, slurm, parallel, out, step)
     text = settings(out, bench, overrides or {})
     listed = jobs(bench.whole, out, overrides or {}, step)
     trials = Trials(bench.tuning, bench.methods, listed) if bench.tuning else None
@@ -82,15 +89,14 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     write_file(out / "bench.toml", lambda path: path.write_text(text, encoding="utf-8"))
     unknown = assess_federations(bench, out, overrides or {}, step)
-    tuned = trials.run(train, step) if trials else Chosen(listed, {}, ())
+    tuned = trials.run(trainer) if trials else Chosen(listed, {}, ())
     listed, remarks = list(tuned.jobs), remarks + tuned.remarks
     for job in listed:
-        job.write()
         if others := job.federations[1:]:
             step(f"{job.title}: also serves {len(others)} other federations of the same cases", len(others))
         if job.done:
             step(f"{job.title}: finished before")
-    failed = {**tuned.failed, **train([job for job in listed if job.title not in tuned.failed])}
+    failed = {**tuned.failed, **trainer.train([job for job in listed if job.title not in tuned.failed])}
     remarks += tuple(f"No distances of {title}: {why}." for title, why in unknown.items())
     shown = [job for job in listed if job.method not in bench.members]
     made = {f.title: _ensembles(bench, listed, f.title, failed, step) for f in bench.dealt}

@@ -7,14 +7,14 @@ as fine-tuning after FedAvg, takes over the choice of that one.
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from polysite import config
 from polysite.benchmark.equal_tuning import Tuning, Values, words
-from polysite.benchmark.jobs import Job, Step
+from polysite.benchmark.jobs import Job, Trainer
 from polysite.benchmark.scores import last_scores
 from polysite.foreign import parse_json
 from polysite.storage import write_file
@@ -53,22 +53,16 @@ class Trials:
         best = {job: _best(self._tried[job], scores)[1] for job, scores in found.items() if scores}
         return self._with(best)
 
-    def run(self, train: Callable[[Sequence[Job]], Mapping[str, str]], step: Step) -> Chosen:
-        """Run the trials that have not ended; return all runs with the best settings, to go on from the best trial.
-
-        Args:
-            train: Runs jobs; returns the failed ones with the reason.
-            step: Reports progress.
-        """
+    def run(self, trainer: Trainer) -> Chosen:
+        """Run the trials that have not ended; return all runs with the best settings, to go on from the best trial."""
         todo = [trial for job, trials in self._tried.items() if not _file(job).exists() for trial, _ in trials]
         for job, trials in self._tried.items():
             if _file(job).exists():
-                step(f"{job.title}: its settings were chosen before", len(trials))
+                trainer.step(f"{job.title}: its settings were chosen before", len(trials))
         for each in todo:
             if each.done:
-                step(f"{each.title}: finished before")
-            each.write()
-        lost = train(todo)
+                trainer.step(f"{each.title}: finished before")
+        lost = trainer.train(todo)
         best: dict[Job, Values] = {}
         failed: dict[str, str] = {}
         for job, trials in self._tried.items():
@@ -79,7 +73,7 @@ class Trials:
                 failed[job.title] = next(lost[trial.title] for trial, _ in trials)
         for job, before in self._before.items():
             if before is not None:
-                step(f"{job.title}: takes over the settings of {before.method}", len(self.tuning.trials(None)))
+                trainer.step(f"{job.title}: takes over the settings of {before.method}", len(self.tuning.trials(None)))
                 failed |= {job.title: failed[before.title]} if before.title in failed else {}
         return Chosen(self._with(best), failed, _remarks(self.tuning, best))
 
@@ -98,7 +92,7 @@ def _trial(job: Job, values: Values, share: float) -> Trial:
 
 
 def _varied(job: Job, values: Values) -> Job:
-    return replace(job, study=config.vary(job.study, config.nested(values))) if values else job
+    return replace(job, study=config.vary(job.study, values)) if values else job
 
 
 def _best(trials: Sequence[Trial], scores: Sequence[float | None]) -> Trial:

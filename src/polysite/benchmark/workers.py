@@ -1,24 +1,23 @@
 """Processes that run the jobs of a benchmark, as many in parallel as fit into memory, each on one GPU.
 
 A worker process runs one job after the other, so that its libraries are loaded once; after a crash it ends and the next
-job gets a new one. ``kept`` lets workers wait for the jobs of a next stage. A job whose first phases are a job of their
-own waits for that job and continues from it. A worker sees one GPU; several workers share it if they fit.
+job gets a new one. A job whose first phases are a job of their own waits for that job and continues from it. A worker
+sees one GPU; several workers share it if they fit.
 """
 
 import json
 import os
 import subprocess
 import time
+import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from select import select
 from signal import SIGTERM, default_int_handler, signal
 
 from polysite import machine
-from polysite.benchmark.jobs import REFUSED, Job, Step
+from polysite.benchmark.jobs import REFUSED, Job, Step, silent
 from polysite.benchmark.worker import Order
 from polysite.own_process import worker_command
 
@@ -29,77 +28,63 @@ SHARING = 3
 LOOK = 20.0  # seconds after which a run has allocated most of its memory
 
 
-@dataclass
-class Team:
-    """Workers that wait for jobs, and the room for them once it is known."""
+class Workers:
+    """Trains jobs in processes of this machine, in parallel as memory allows.
 
-    idle: "list[Worker]" = field(default_factory=list)
-    room: "Room | None" = None
+    Idle processes wait for the next jobs, and end with this object.
 
-    def end(self) -> None:
-        """End all processes."""
-        for worker in self.idle:
-            worker.end()
+    Args:
+        most: Largest number of runs in parallel; None for as many as fit.
+        step: Reports progress.
+    """
+
+    def __init__(self, most: int | None = None, step: Step = silent):
+        self.most, self.step = most, step
+        self.idle: list[Worker] = []
+        self.room: Room | None = None  # once it is known
+        weakref.finalize(self, _end, self.idle)
+
+    def train(self, jobs: Sequence[Job]) -> dict[str, str]:
+        """Train what is not done; return the failed jobs with the reason."""
+        signal(SIGTERM, default_int_handler)  # SIGTERM interrupts like Ctrl-C, so that no child is left behind
+        done = [job for job in jobs if job.done]
+        left = [job for job in jobs if job not in done]
+        room = self.room = self.room or Room(self.most)
+        running, idle = dict[Job, Worker](), self.idle
+        failed: dict[str, str] = {}
+        try:
+            while left or running:
+                while placed := _next(left, running, room):
+                    job, gpu = placed
+                    left.remove(job)
+                    worker = running[job] = _worker(idle, gpu, room.threads)
+                    worker.begin(job, job.first(done), 1 + len(left) // room.parallel)
+                    self.step(f"{len(running)} in parallel · {job.title}{_on(gpu, room)}", 0)
+                select([worker.replies for worker in running.values()], [], [], 0.2)
+                room.look()
+                for job, worker in list(running.items()):
+                    code = worker.ended()
+                    if code is None:
+                        continue
+                    del running[job]
+                    room.learnt = room.learnt or not code
+                    if code:
+                        failed[job.title] = reason(job, code)
+                    else:
+                        done.append(job)
+                    if code in (0, REFUSED):
+                        idle.append(worker)
+                    else:
+                        worker.end()
+                    self.step(f"{job.title}: {'failed' if code else 'done'}")
+        finally:
+            _end(running.values())
+        return failed
 
 
-_kept: ContextVar[Team | None] = ContextVar("team", default=None)
-
-
-@contextmanager
-def kept() -> Iterator[None]:
-    """Let workers, and what is known of their memory, last from one ``work`` to the next."""
-    if _kept.get() is not None:
-        yield
-        return
-    team = Team()
-    token = _kept.set(team)
-    try:
-        yield
-    finally:
-        _kept.reset(token)
-        team.end()
-
-
-def work(jobs: Sequence[Job], most: int | None, step: Step) -> dict[str, str]:
-    """Run jobs in parallel as memory allows; return the failed ones with the reason."""
-    signal(SIGTERM, default_int_handler)  # SIGTERM interrupts like Ctrl-C, so that no child is left behind
-    done = [job for job in jobs if job.done]
-    left = [job for job in jobs if job not in done]
-    team = _kept.get() or Team()
-    room = team.room if team.room and team.room.asked == most else Room(most)
-    running, idle, team.room = dict[Job, Worker](), team.idle, room
-    failed: dict[str, str] = {}
-    try:
-        while left or running:
-            while placed := _next(left, running, room):
-                job, gpu = placed
-                left.remove(job)
-                worker = running[job] = _worker(idle, gpu, room.threads)
-                worker.begin(job, job.first(done), 1 + len(left) // room.parallel)
-                step(f"{len(running)} in parallel · {job.title}{_on(gpu, room)}", 0)
-            select([worker.replies for worker in running.values()], [], [], 0.2)
-            room.look()
-            for job, worker in list(running.items()):
-                code = worker.ended()
-                if code is None:
-                    continue
-                del running[job]
-                room.learnt = room.learnt or not code
-                if code:
-                    failed[job.title] = reason(job, code)
-                else:
-                    done.append(job)
-                if code in (0, REFUSED):
-                    idle.append(worker)
-                else:
-                    worker.end()
-                step(f"{job.title}: {'failed' if code else 'done'}")
-    finally:
-        for worker in running.values():
-            worker.end()
-        if team is not _kept.get():
-            team.end()
-    return failed
+def _end(workers: "Iterable[Worker]") -> None:
+    for worker in workers:
+        worker.end()
 
 
 def _next(left: Collection[Job], running: "dict[Job, Worker]", room: "Room") -> tuple[Job, str] | None:
@@ -127,10 +112,12 @@ def _on(gpu: str, room: "Room") -> str:
 
 
 def order(job: Job, before: Job | None, runs: int) -> Order:
-    """Return what a worker needs to know of a job; it takes over the phases of the job before, if that has finished.
+    """Write the study of a job, and return what a worker needs to know; it takes over the phases of the job before, if
+    that has finished.
 
     ``runs`` is the number of runs that the worker can expect, with this one: for many of them it pays to compile.
     """
+    job.write()
     paths = {"output": job.output, "study": job.file, "run": job.run, **({"after": before.run} if before else {})}
     wanted = {"runs": runs, "until": job.until, "evaluate": job.evaluate}
     return {**wanted, **{name: str(path.absolute()) for name, path in paths.items()}}
@@ -203,7 +190,7 @@ class Room:
 
     def __init__(self, most: int | None):
         self.cores = machine.cores()
-        self.asked, self.most = most, most or self.cores
+        self.most = most or self.cores
         self.threads = max(1, self.cores // self.most)
         self.learnt, self.until = False, time.monotonic() + LOOK
         self.before = self.least = _free()

@@ -40,16 +40,17 @@ def advise(
     """
     study = study_of(config, override or [])
     from polysite import advice, tuning
+    from polysite.benchmark import Workers
     from polysite.report import tables
     from polysite.report.progress import counting
 
-    given = {"trainings": trainings, "rounds": rounds, "hours": hours, "gigabytes": gigabytes}
-    if not models and any(value is not None for value in given.values()):
+    amounts = tuning.Amounts(trainings, rounds, hours, gigabytes)
+    if not models and amounts.given:
         raise ConfigError("--no-models takes what the strategies take, so it has no budget; leave one of them out")
-    budget, _ = tuning.budget(study, tuning.load(methods=["fedavg"]), default=advice.TRAININGS, **given)  # type: ignore[arg-type]
+    budget, _ = tuning.budget(study, tuning.load(methods=["fedavg"]), amounts, advice.TRAININGS)
     target = folder_of(out, "advice", config)
     with counting("runs", None, quiet or as_json) as step:
-        found = advice.advise(study, target, budget if models else None, inner, jobs, step, only or ())
+        found = advice.advise(study, target, budget if models else None, inner, only or (), Workers(jobs, step))
     page = advice.write_page(found)
     if as_json:
         print(json.dumps(advice.plain(found)))
@@ -63,6 +64,6 @@ def advise(
         often = found.models.members if found.models else 1
         again = f" --trainings {often}" if often > 1 else ""
         say(f"Page: {page}\nThe advised study: polysite train {found.folder / 'study.toml'}{again}")
-        for name in found.studies:
-            file = found.folder / f"{advice.file_of('study', name)}.toml"
+        for recipe in found.exceptions:
+            file = found.folder / f"{recipe.file('study')}.toml"
             say(f"For hospitals with another strategy: polysite train {file}")

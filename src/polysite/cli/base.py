@@ -78,13 +78,14 @@ def study_of(path: Path | None, override: list[str], said: list[str] | None = No
     if path is None:
         return configuration.parse("", given)
     from polysite.data.files import Files
+    from polysite.foreign import read_toml
 
     plain = path.suffix in (".csv", ".jsonl") or path.is_dir()
     if plain:
         wanted: dict[str, Any] = {"data": {"name": "files", "path": str(path)}}
     else:
         study = configuration.load(path, given)
-        wanted = configuration.read(path)
+        wanted = read_toml(path, "the configuration")
         keys = {*configuration.flat(wanted), *given}
         if "preset" in keys or "train.patch" in keys or not isinstance(study.data, Files):
             return study

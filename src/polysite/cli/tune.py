@@ -41,11 +41,12 @@ def tune(
     """
     study = study_of(config, override or [])
     from polysite import tuning
+    from polysite.benchmark import Workers
     from polysite.report import tables
     from polysite.report.progress import counting
 
     known = tuning.load(space, method or ())
-    budget, equal = tuning.budget(study, known, trainings=trainings, rounds=rounds, hours=hours, gigabytes=gigabytes)
+    budget, equal = tuning.budget(study, known, tuning.Amounts(trainings, rounds, hours, gigabytes))
     planned = tuning.plan(study, known, budget, inner)
     if plan:
         tables.show_grid(tuning.plan_table(planned))
@@ -53,7 +54,7 @@ def tune(
     target = folder_of(out, "tunings", config)
     runs = planned.inner * sum(rung.candidates for rung in planned.rungs)
     with counting("runs", runs, quiet or as_json) as step:
-        found = tuning.tune(study, target, known, budget, inner, equal, jobs, step, tuning.write_page)
+        found = tuning.tune(planned, target, equal, Workers(jobs, step), tuning.write_page)
     best, scores = found.folder / "best.toml", {"score": found.best.score, "reference": found.reference.score}
     if as_json:
         print(

@@ -22,6 +22,7 @@ from polysite.data.manifest import natural
 from polysite.report.drawing import DOTS, WIDE, colour, marker, strip, unformatted
 from polysite.report.figure_files import draw
 from polysite.report.grid import Cell, Grid, Line, name, number, spread
+from polysite.report.names import joined
 from polysite.report.page import Folded, Page, Picture, Section, layout
 
 Values = NDArray[np.float64]
@@ -160,7 +161,7 @@ def words(shown: Shown) -> list[str]:
     sentences = []
     for site, clusters in held.items():
         if len(clusters) > 1:
-            where = _listed([f"{n} cases in cluster {c}" for c, n in clusters.items()])
+            where = joined([f"{n} cases in cluster {c}" for c, n in clusters.items()])
             many = "two" if len(clusters) == 2 else "several"
             sentences.append(
                 f"The scans of {site} are of {len(clusters)} kinds: {where}. This suggests {many} scanners or "
@@ -169,7 +170,7 @@ def words(shown: Shown) -> list[str]:
     for cluster in shown.cluster_names:
         sites = [site for site, clusters in held.items() if cluster in clusters]
         if len(sites) > 1:
-            sentences.append(f"Cluster {cluster} holds scans of {_listed(sites)}, which look alike.")
+            sentences.append(f"Cluster {cluster} holds scans of {joined(sites)}, which look alike.")
     own = [next(iter(clusters)) for clusters in held.values() if len(clusters) == 1]
     if len(own) == len(held) > 1 and len(set(own)) == len(own):
         sentences.append(
@@ -239,13 +240,13 @@ def page(shown: Shown, about: Mapping[str, Any]) -> Page:
     parts.append(Section("fit", "Federated and pooled", (fit(about["clusters"]),)))
     parts.append(Section("far", "Outliers", (_outlying(about),)))
     made = {k: about[k] for k in ("region", "settings", "prepare", "seed")} | {"mixture": about["clusters"]["settings"]}
-    listed = "\n".join(f"{k}: {v}" for k, v in made.items())
+    settings = "\n".join(f"{k}: {v}" for k, v in made.items())
     versions = "\n".join(f"{k}: {v}" for k, v in about["versions"].items())
     files = "Every number is in features.csv, clusters.csv and radiomics.json."
-    made_with = files, Folded("Settings", listed), Folded("Versions", versions)
+    made_with = files, Folded("Settings", settings), Folded("Versions", versions)
     parts.append(Section("made", "Settings and versions", made_with))
     tried = list(about["clusters"]["bic"])
-    why = "the number that was set" if len(tried) == 1 else f"the number among {_listed(tried)} with the lowest BIC"
+    why = "the number that was set" if len(tried) == 1 else f"the number among {joined(tried)} with the lowest BIC"
     empty = about["clusters"]["components"] - len(shown.cluster_names)
     lead = (
         f"{len(shown.sites)} cases of {len(shown.site_names)} hospitals, clustered by 93 radiomic features of every "
@@ -304,12 +305,3 @@ def _percent(value: float) -> Cell:
 
 def _spread(found: Sequence[float]) -> Cell:
     return Cell(f"{fmean(found):.2f}, {min(found):.2f}", fmean(found))
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Join names as in a sentence.
-
-    >>> _listed(["a", "b", "c"])
-    'a, b and c'
-    """
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -15,6 +15,15 @@ def cut(name: str, most: int = MAX_LETTERS) -> str:
     return name if len(name) <= most else f"{name[: most - most // 3 - 2]}…{name[-(most // 3 + 1) :]}"
 
 
+def joined(names: Sequence[str]) -> str:
+    """Join names as in a sentence.
+
+    >>> joined(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
 def shorten(names: Sequence[str], most: int) -> dict[str, str]:
     """Return short names that differ from each other.
 

@@ -1,5 +1,7 @@
 """Budgets of a search: rounds, hours or bytes as whole trainings of the reference."""
 
+from dataclasses import dataclass
+
 from polysite import study
 from polysite.benchmark import pace
 from polysite.config import Study
@@ -11,22 +13,27 @@ from polysite.tuning.space import Candidate, Space
 DEFAULT = 30.0  # trainings
 
 
-def budget(
-    base: Study,
-    space: Space,
-    *,
-    trainings: float | None = None,
-    rounds: int | None = None,
-    hours: float | None = None,
-    gigabytes: float | None = None,
-    default: float = DEFAULT,
-) -> tuple[float, Kind]:
+@dataclass(frozen=True)
+class Amounts:
+    """A budget as a user gives it: at most one of these."""
+
+    trainings: float | None = None
+    rounds: int | None = None
+    hours: float | None = None
+    gigabytes: float | None = None
+
+    @property
+    def given(self) -> dict[str, float]:
+        """What was given, by name."""
+        return {name: amount for name, amount in vars(self).items() if amount is not None}
+
+
+def budget(base: Study, space: Space, amounts: Amounts = Amounts(), default: float = DEFAULT) -> tuple[float, Kind]:
     """Return a budget in whole trainings of the reference, and what candidates have equal: steps, or bytes.
 
-    At most one kind of budget may be given; without any it is ``default`` trainings.
+    Without any amount it is ``default`` trainings.
     """
-    given = {"trainings": trainings, "rounds": rounds, "hours": hours, "gigabytes": gigabytes}
-    asked = {k: v for k, v in given.items() if v is not None}
+    asked = amounts.given
     if len(asked) > 1:
         raise ConfigError(f"the budget is given as {' and as '.join(asked)}; choose one")
     kind, amount = next(iter(asked.items()), ("trainings", default))

@@ -17,9 +17,9 @@ import tomli_w
 
 from polysite import config, study
 from polysite.benchmark.budget import equalise
-from polysite.benchmark.jobs import Job, Step, inner_job, prepare, silent, why_failed
+from polysite.benchmark.jobs import Job, Trainer, inner_jobs, why_failed
 from polysite.benchmark.scores import LAST, last_scores
-from polysite.benchmark.workers import kept, work
+from polysite.benchmark.workers import Workers
 from polysite.config import Study
 from polysite.costs.budget import Kind
 from polysite.errors import ConfigError, RunError
@@ -56,15 +56,6 @@ class Tuned:
     rung: int  # rungs that have ended
     rungs: int
 
-    @classmethod
-    def of(
-        cls, folder: Path, rows: Mapping[str, Row], studies: Mapping[str, Study], base: Study, rung: int, rungs: int
-    ) -> "Tuned":
-        """Rank the candidates of a search; the first one is the reference."""
-        ranked = sorted(rows.values(), key=lambda row: (-row.share, -(row.score or 0.0)))
-        best = replace(studies[ranked[0].run], split=base.split)
-        return cls(folder, tuple(ranked), next(iter(rows.values())), best, rung, rungs)
-
     @property
     def best(self) -> Row:
         """The best candidate."""
@@ -80,9 +71,12 @@ class Tuned:
 class Plan:
     """What a search will train."""
 
+    base: Study
+    space: Space
+    budget: float  # whole trainings of the reference
+    inner: int
     candidates: Sequence[Candidate]
     rungs: Sequence[Rung]
-    inner: int
 
     @property
     def trainings(self) -> float:
@@ -94,10 +88,10 @@ def plan(base: Study, space: Space, trainings: float, inner: int = 3) -> Plan:
     """Return the candidates and rungs that a budget affords; every method has equally many candidates.
 
     Args:
-        base: The study.
+        base: The study; its test cases are never used.
         space: Methods and values to try.
         trainings: The budget, in whole trainings of the reference.
-        inner: Number of inner folds.
+        inner: Number of inner folds, each of which validates once.
     """
     if inner < 2:
         raise ConfigError(f"the number of inner folds must be at least two, got {inner}")
@@ -110,7 +104,7 @@ def plan(base: Study, space: Space, trainings: float, inner: int = 3) -> Plan:
             f"folds takes {inner * cost(rungs(methods, shortest)):.3g}: name fewer methods, or raise the budget"
         )
     chosen = space.candidates(base, count, base.seed)
-    return Plan(chosen, rungs(len(chosen), shortest), inner)
+    return Plan(base, space, trainings, inner, chosen, rungs(len(chosen), shortest))
 
 
 def _shortest(base: Study) -> float:
@@ -122,71 +116,56 @@ def _shortest(base: Study) -> float:
     return AT_RUNGS if every >= rounds else LAST * every / rounds
 
 
-@kept()
 def tune(
-    base: Study,
+    planned: Plan,
     out: Path,
-    space: Space,
-    trainings: float,
-    inner: int = 3,
     equal: Kind = "steps",
-    parallel: int | None = None,
-    step: Step = silent,
+    trainer: Trainer | None = None,
     seen: Callable[[Tuned], object] = lambda found: None,
 ) -> Tuned:
     """Search for the best method and its settings; an interrupted search in the same folder is continued.
 
     Args:
-        base: The study; its test cases are never used.
+        planned: What is trained.
         out: Folder of the search.
-        space: Methods and values to try.
-        trainings: The budget, in whole trainings of the reference.
-        inner: Number of inner folds, each of which validates once.
         equal: What is equal for all candidates: rounds, or local steps or bytes of a whole training.
-        parallel: Largest number of runs in parallel; None for as many as fit.
-        step: Reports progress.
+        trainer: Trains the candidates, and reports progress; None for processes of this machine.
         seen: Sees the state of the search after every rung.
 
     Raises:
         RunError: The search in the folder began with other settings, or the reference failed.
     """
-    planned = plan(base, space, trainings, inner)
-    settings = {"study": config.dump(base), "trainings": trainings, "inner": inner, "equal": equal}
+    trainer = trainer or Workers()
+    base, space, inner = planned.base, planned.space, planned.inner
+    settings = {"study": config.dump(base), "trainings": planned.budget, "inner": inner, "equal": equal}
     settings |= {"methods": {n: {"changes": m.changes, "grid": m.grid} for n, m in space.methods.items()}}
     same_settings(out, "tune.toml", settings)
     names = {f"{k:03d} {c.method}": c for k, c in enumerate(planned.candidates)}
     reference = next(iter(names))  # the reference with its own values
     studies = equalise({n: space.study(base, c) for n, c in names.items()}, reference, equal)
-    jobs = {n: [inner_job(out, n, s, inner, k) for k in range(inner)] for n, s in studies.items()}
-    every = [job for mine in jobs.values() for job in mine]
-    text = tomli_w.dumps(settings)
-    prepare(every, out)
-    write_file(out / "tune.toml", lambda path: path.write_text(text, encoding="utf-8"))
+    jobs = inner_jobs(out, studies, inner)
+    out.mkdir(parents=True, exist_ok=True)
+    write_file(out / "tune.toml", lambda path: path.write_text(tomli_w.dumps(settings), encoding="utf-8"))
     rows = {n: Row(n, c, 0.0, None, {}) for n, c in names.items()}
     going, last = list(names), len(planned.rungs)
     for number, rung in enumerate(planned.rungs, start=1):
-        _refuse_lost(rows[reference])
         going = [n for n in going if not rows[n].failed]
         if number > 1:
             going = survivors({n: rows[n].score or 0.0 for n in going}, rung.candidates, reference)
-        step(f"rung {number} of {last}: {len(going)} candidates", 0)
+        trainer.step(f"rung {number} of {last}: {len(going)} candidates", 0)
         listed = {n: [job.paused(rung.share) for job in jobs[n]] for n in going}
-        failed = work([j for mine in listed.values() for j in mine], parallel, step)
-        lost = why_failed(listed, failed)
+        lost = why_failed(listed, trainer.train([j for mine in listed.values() for j in mine]))
         rows |= {n: _row(rows[n], rung.share, mine, lost[n]) for n, mine in listed.items()}
         _write(out, rows)
-        found = Tuned.of(out, rows, studies, base, number, last)
-        if not found.reference.failed:
-            seen(found)
-    _refuse_lost(rows[reference])
-    best = config.dump(study.pinned(found.study))
-    write_file(out / "best.toml", lambda path: path.write_text(best, encoding="utf-8"))
+        if rows[reference].failed:
+            raise RunError(f"the reference {rows[reference].candidate.name} failed: {rows[reference].failed}")
+        ranked = sorted(rows.values(), key=lambda row: (-row.share, -(row.score or 0.0)))
+        best = replace(studies[ranked[0].run], split=base.split)
+        found = Tuned(out, tuple(ranked), rows[reference], best, number, last)
+        seen(found)
+    text = config.dump(study.pinned(found.study))
+    write_file(out / "best.toml", lambda path: path.write_text(text, encoding="utf-8"))
     return found
-
-
-def _refuse_lost(reference: Row) -> None:
-    if reference.failed:
-        raise RunError(f"the reference {reference.candidate.name} failed: {reference.failed}")
 
 
 def _row(before: Row, share: float, jobs: Sequence[Job], failed: str) -> Row:

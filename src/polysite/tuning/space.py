@@ -85,7 +85,7 @@ class Space:
             base: The study that is tuned.
             candidate: The candidate.
         """
-        return config.vary(self._own(base, candidate.method), config.nested(candidate.values))
+        return config.vary(self._own(base, candidate.method), candidate.values)
 
     def _own(self, base: Study, method: str) -> Study:
         return config.vary(base, self.methods[method].changes)
