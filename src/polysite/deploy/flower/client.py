@@ -112,7 +112,7 @@ class Fleet(Connection):
 
         def push() -> None:
             nonlocal arrived
-            arrived = int(self.ask("POST", "answer", letter.dump()))
+            arrived = int(self.ask("POST", f"answer/{incoming.id}", letter.dump()))
             if arrived < letter.size:
                 self.ask("PUT", f"upload/{incoming.id}", memoryview(body)[arrived:], {START: str(arrived)})
 
