@@ -115,12 +115,20 @@ def test_a_site_that_lost_the_coordinator_connects_again(consortium):
         exchange(link, north)
 
 
-def test_a_body_that_is_not_the_one_of_its_digest_is_refused(link, north):
+def test_a_body_whose_parts_do_not_belong_together_is_refused(link, north):
     sent = send(link, "north", HEADER, b"abc", 60, "1")
-    link._gateway.sent[sent].body = b"abd"
+    fill = north._fill
+
+    def cut(came, id):
+        came.memory[:1], came.filled, north._fill = b"x", 1, fill
+        raise ConnectionResetError
+
+    north._fill = cut
     with pytest.raises(PayloadError, match="its body is not the one of its digest"):
         received(north)
     assert north.receive() is None  # it would be the same again
+    link.forget([sent])
+    exchange(link, north)
 
 
 def test_no_answer_in_time(link, north, monkeypatch):
