@@ -115,12 +115,20 @@ def test_a_site_that_lost_the_coordinator_connects_again(consortium):
         exchange(link, north)
 
 
-def test_a_body_that_is_not_the_one_of_its_digest_is_refused(link, north):
+def test_a_body_whose_parts_do_not_belong_together_is_refused(link, north):
     sent = send(link, "north", HEADER, b"abc", 60, "1")
-    link._gateway.sent[sent].body = b"abd"
+    fill = north._fill
+
+    def cut(came, id):
+        came.memory[:1], came.filled, north._fill = b"x", 1, fill
+        raise ConnectionResetError
+
+    north._fill = cut
     with pytest.raises(PayloadError, match="its body is not the one of its digest"):
         received(north)
     assert north.receive() is None  # it would be the same again
+    link.forget([sent])
+    exchange(link, north)
 
 
 def test_no_answer_in_time(link, north, monkeypatch):
@@ -264,14 +272,14 @@ def what_is_of_another(consortium, link):
     connected(consortium, link)
     (sent,) = link._gateway.sent
     letter = Letter(sent, {}, digest(b"bad"), 3)
-    for method, call, body in (("GET", f"body/{sent}", b""), ("POST", "answer", letter.dump())):
+    assert consortium.post(link, "south", "run", consortium.signed("south"))[0] == 404
+    for method, call, body in (("GET", f"body/{sent}", b""), ("POST", f"answer/{sent}", letter.dump())):
         assert consortium.ask(link, "south", f"/v1/polysite/{call}", consortium.signed("south"), body, method)[0] == 410
     assert (
         consortium.ask(link, "south", f"/v1/polysite/upload/{sent}", consortium.signed("south"), b"b", "PUT")[0] == 410
     )
     assert consortium.post(link, "south", "next", consortium.signed("south") | {LAST: sent})[0] == 204
-    assert consortium.post(link, "south", "answer", consortium.signed("south"), b"[]")[0] == 400
-    return "an answer that is none"
+    return "asked for POST '/v1/polysite/run'"
 
 
 def crowd(consortium, link):
@@ -410,7 +418,7 @@ class Answer:
             return -declined.status
 
     def announce(self):
-        return self.ask("POST", "answer", self.letter.dump())
+        return self.ask("POST", f"answer/{self.sent}", self.letter.dump())
 
     def upload(self, start, body):
         return self.ask("PUT", f"upload/{self.sent}", body, {START: str(start)})
@@ -439,6 +447,7 @@ def answer(consortium, study):
 
 def test_parts_that_do_not_fit_are_refused(answer):
     assert answer.upload(0, BODY) == -416  # it was not announced
+    assert answer.ask("POST", f"answer/{answer.sent}", b"[]") == -400
     assert answer.announce() == 0
     assert answer.upload(1, BODY[1:]) == -416  # nothing has arrived yet
     assert answer.upload(0, BODY + b"x") == -416
@@ -479,6 +488,15 @@ def test_an_upload_that_stalls_cannot_write_to_what_replaced_or_forgot_it(answer
         with suppress(OSError):
             slow.sendall(bytes(500))
         answer.arrives()
+
+
+def test_an_answer_of_a_key_that_was_revoked_meanwhile_is_refused(answer, monkeypatch):
+    assert answer.announce() == 0 and answer.upload(0, BODY[:500]) == 500
+    with monkeypatch.context() as patch:
+        patch.setattr(answer.link._admission, "is_revoked", lambda site: True)
+        assert answer.upload(500, BODY[500:]) == -403 and list(answer.link.collect([answer.sent])) == []
+    assert answer.announce() == len(BODY)
+    answer.arrives()
 
 
 def test_memory_for_which_there_is_no_room_is_refused(answer, monkeypatch):

@@ -8,6 +8,7 @@ goes on where it was, and an earlier request can still be answered. The signed r
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
+from io import DEFAULT_BUFFER_SIZE
 from typing import Self
 
 from polysite.buffers import Buffer, room
@@ -32,6 +33,7 @@ class _Body:
     digest: str
     memory: memoryview
     filled: int = 0
+    resumed: bool = False  # it came in parts: that they belong together is not what TLS promises
 
 
 class Fleet(Connection):
@@ -81,21 +83,27 @@ class Fleet(Connection):
         if came.filled == letter.size:
             return came.memory
         self.call(lambda: self._fill(came, letter.id), self.patience, lambda: came.filled)
-        if digest(came.memory) != letter.digest:
+        if came.resumed and digest(came.memory) != letter.digest:
             self._body = _Body("", memoryview(b""))
             raise PayloadError("what arrived is not a message: its body is not the one of its digest")
         return came.memory
 
     def _fill(self, came: _Body, id: str) -> None:
         """Receive the rest of a body in its place."""
+        came.resumed = came.filled > 0
         with self.asked("GET", f"body/{id}", headers={START: str(came.filled)}) as response:
             if response.length != len(came.memory) - came.filled:
                 raise HTTPException(f"a response of {response.length} bytes")
-            while came.filled < len(came.memory):
-                count = response.fp.readinto1(came.memory[came.filled :])
-                if not count:
-                    raise HTTPException(f"a response that lacks {len(came.memory) - came.filled} bytes")
+            line = self.line.sock
+            count = response.fp.readinto1(
+                came.memory[came.filled :][:DEFAULT_BUFFER_SIZE]
+            )  # what came with the headers
+            while count and came.filled + count < len(came.memory):
                 came.filled += count
+                count = line.recv_into(came.memory[came.filled :])  # straight to where it belongs
+            came.filled += count
+            if not count:
+                raise HTTPException(f"a response that lacks {len(came.memory) - came.filled} bytes")
             response.close()  # of the connection nothing but this response
 
     def answer(
@@ -112,7 +120,7 @@ class Fleet(Connection):
 
         def push() -> None:
             nonlocal arrived
-            arrived = int(self.ask("POST", "answer", letter.dump()))
+            arrived = int(self.ask("POST", f"answer/{incoming.id}", letter.dump()))
             if arrived < letter.size:
                 self.ask("PUT", f"upload/{incoming.id}", memoryview(body)[arrived:], {START: str(arrived)})
 

@@ -109,7 +109,7 @@ class Connection:
 
     def connect(self) -> None:
         """Try once to connect, or to resume a connection that is still known; ``Refused`` says why it fails."""
-        self._line().close()  # it may be broken
+        self.line.close()  # it may be broken
         try:
             if self._known and self._beat():
                 return
@@ -172,7 +172,7 @@ class Connection:
         self, method: str, call: str, body: Buffer = b"", headers: Mapping[str, str] = MappingProxyType({})
     ) -> Iterator[HTTPResponse]:
         """Send a signed request; give the response, to be read in the place where it belongs."""
-        line, signed = self._line(), datetime.now(UTC).isoformat()
+        line, signed = self.line, datetime.now(UTC).isoformat()
         signature = b64encode(self._key.sign(signed.encode(), SIGNATURE_OF_REQUEST)).decode()
         more = {TIME: signed, SIGNATURE: signature, "content-length": str(len(body))}
         try:
@@ -185,8 +185,9 @@ class Connection:
             line.close()
             raise
 
-    def _line(self) -> HTTPSConnection:
-        """Return the connection of this thread."""
+    @property
+    def line(self) -> HTTPSConnection:
+        """The connection of this thread."""
         if not hasattr(self._mine, "line"):
             host, _, port = self.address.rpartition(":")
             at = (self._proxy.host, self._proxy.port) if self._proxy else (host.strip("[]"), int(port))

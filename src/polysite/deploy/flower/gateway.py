@@ -8,7 +8,8 @@ are bounded before anything is read. No call can start code.
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from polysite.buffers import Buffer, room
@@ -40,7 +41,6 @@ class Arrival:
     letter: Letter
     memory: memoryview
     arrived: int = 0
-    filling: Request | None = None  # the request that brings bytes
 
     def grow(self, count: int) -> None:
         """Count bytes that have arrived."""
@@ -58,7 +58,20 @@ class Sent:
     received: bool = False
     arrival: Arrival | None = None
     excessive: bool = False  # the answer is larger than the limit
+    busy: Request | None = None  # the request that brings the answer
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def alone(self, request: Request) -> Iterator[None]:
+        """Have one request at a time bring the answer: the one before is broken, for the site has given it up."""
+        if (former := self.busy) is not None:
+            former.drop()
+        with self.lock:
+            self.busy = request
+            try:
+                yield
+            finally:
+                self.busy = None
 
 
 class Gateway:
@@ -106,7 +119,7 @@ class Gateway:
             case "body":
                 return self._body(site, id, request.headers)
             case "answer":
-                return self._announce(site, _read(request, size))
+                return self._announce(site, id, request, size)
             case "upload":
                 return self._upload(site, id, request, size)
             case "renew":
@@ -124,12 +137,14 @@ class Gateway:
         """
         if not 16 <= len(instance) <= 64:
             raise Refusal(400, "instance", f"a connection without {INSTANCE}", site)
-        if instance != self._instances.get(site):
-            if self.online(site):
-                raise Refusal(409, "elsewhere", "connected anew, or from a second place, while it is connected", site)
-            self.tokens[site] = secrets.token_hex(8)  # otherwise its requests and responses are not lost
-        self._instances[site] = instance
-        self._superlink.beat(site)
+        with self.news:
+            if instance != self._instances.get(site):
+                if self.online(site):
+                    what = "connected anew, or from a second place, while it is connected"
+                    raise Refusal(409, "elsewhere", what, site)
+                self.tokens[site] = secrets.token_hex(8)  # otherwise its requests and responses are not lost
+            self._instances[site] = instance
+            self._superlink.beat(site)
         self.arrived.set()
 
     def _keep_online(self, site: str) -> None:
@@ -141,14 +156,15 @@ class Gateway:
 
     def _next(self, site: str, instance: str, headers: Mapping[str, str]) -> Reply:
         """Return the next message for a site; wait for one, at most for the time that the site asks for."""
-        if (last := self._find(headers.get(LAST, ""), site)) is not None:
-            last.received = True
+        if last := headers.get(LAST):
+            with suppress(Refusal):
+                self._find(last, site).received = True
         seconds = headers.get(WAIT, "")
         end = time.monotonic() + (min(int(seconds), MAX_WAIT) if seconds.isdecimal() and len(seconds) < 4 else 0.0)
         with self.news:
             while instance == self._instances[site]:
                 for id in self._superlink.waiting(site):
-                    sent = self._find(id, site)
+                    sent = self.sent.get(id)
                     if sent is not None and not sent.received and sent.given in ("", instance):
                         sent.given = instance
                         return Reply(200, sent.letter.dump())
@@ -156,35 +172,32 @@ class Gateway:
                     break
         return Reply(204)
 
-    def _find(self, id: str, site: str) -> Sent | None:
-        """Return a message, if it is for this site."""
-        sent = self.sent.get(id)
-        return sent if sent is not None and sent.site == site else None
+    def _find(self, id: str, site: str) -> Sent:
+        """Return a message for this site that waits for its answer, or is not collected yet."""
+        if (sent := self.sent.get(id)) is None or sent.site != site:
+            raise Refusal(410, "unwanted")
+        return sent
 
     def _body(self, site: str, id: str, headers: Mapping[str, str]) -> Reply:
         """Return the body of a message, or the rest of it."""
-        sent, start = self._find(id, site), _start(headers, site)
-        if sent is None:
-            raise Refusal(410, "unwanted")
-        return Reply(200, memoryview(sent.body)[start:])
+        body = memoryview(self._find(id, site).body)
+        return Reply(200, body[_start(headers, site) :])
 
-    def _announce(self, site: str, text: bytes) -> Reply:
+    def _announce(self, site: str, id: str, request: Request, size: int) -> Reply:
         """Expect the body of an answer; return how much of it is there."""
-        try:
-            letter = Letter.load(text)
-        except PayloadError as problem:
-            raise Refusal(400, "odd", f"an answer that is none: {problem}", site) from problem
-        sent = self._find(letter.id, site)
-        if sent is None:
-            raise Refusal(410, "unwanted")
-        sent.received = True
-        if letter.size > self._limit:
-            sent.excessive = True
-            self.arrived.set()
-            raise Refusal(413, "large", f"an answer of more than {self._limit} bytes", site)
-        with _taken_over(sent):
+        sent = self._find(id, site)
+        with sent.alone(request):
+            try:
+                letter = Letter.load(_read(request, size))
+            except PayloadError as problem:
+                raise Refusal(400, "odd", f"an answer that is none: {problem}", site) from problem
+            sent.received = True
+            if letter.size > self._limit:
+                sent.excessive = True
+                self.arrived.set()
+                raise Refusal(413, "large", f"an answer of more than {self._limit} bytes", site)
             came = sent.arrival
-            if self._superlink.answered(letter.id):
+            if self._superlink.answered(id):
                 if came is None or came.letter != letter:
                     raise Refusal(410, "unwanted")
                 return Reply(200, b"%d" % letter.size)
@@ -195,32 +208,29 @@ class Gateway:
                 except (OSError, MemoryError) as problem:
                     raise Refusal(503, "memory", "no memory is left for its answer", site) from problem
             if came.arrived == letter.size:
-                self._complete(sent, came)
+                self._complete(id, sent, came)
         return Reply(200, b"%d" % came.arrived)
 
     def _upload(self, site: str, id: str, request: Request, size: int) -> Reply:
         """Receive the rest of an answer's body in its place, or as much of it as comes."""
-        if (sent := self._find(id, site)) is None:
-            raise Refusal(410, "unwanted")
-        with _taken_over(sent):
+        sent = self._find(id, site)
+        with sent.alone(request):
             came = sent.arrival
             if came is None or _start(request.headers, site) != came.arrived or size > len(came.memory) - came.arrived:
                 raise Refusal(416, "range")
-            came.filling = request
-            try:
-                request.read(came.memory[came.arrived : came.arrived + size], came.grow)
-            finally:
-                came.filling = None
+            request.read(came.memory[came.arrived : came.arrived + size], came.grow)
             if came.arrived == len(came.memory):
-                self._complete(sent, came)
+                self._complete(id, sent, came)
         return Reply(200, b"%d" % came.arrived)
 
-    def _complete(self, sent: Sent, came: Arrival) -> None:
+    def _complete(self, id: str, sent: Sent, came: Arrival) -> None:
         """Check an answer that has arrived and have it collected."""
+        if self._admission.is_revoked(sent.site):
+            raise Refusal(403, "revoked", "a key that was revoked while its answer came", sent.site)
         if digest(came.memory) != came.letter.digest:
             sent.arrival = None
             raise Refusal(400, "odd", "an answer that is damaged", sent.site)
-        if not self._superlink.answer(sent.site, came.letter.id):
+        if not self._superlink.answer(sent.site, id):
             raise Refusal(410, "unwanted")
         self.arrived.set()
 
@@ -233,13 +243,6 @@ class Gateway:
         if made is None:
             raise Refusal(404, "by hand", "needs a new certificate: have it send a request (polysite site renew)", site)
         return Reply(200, made)
-
-
-def _taken_over(sent: Sent) -> threading.Lock:
-    """Return the lock of a message; a request that still fills its answer is broken: the site has given it up."""
-    if sent.arrival is not None and (former := sent.arrival.filling) is not None:
-        former.drop()
-    return sent.lock
 
 
 def _announced(headers: Mapping[str, str], most: int, site: str) -> int:

@@ -20,7 +20,7 @@ INSTANCE = "x-polysite-instance"  # HTTP header that identifies one start of a s
 WAIT = "x-polysite-wait"  # HTTP header: seconds that a request for messages may be held until there is one
 LAST = "x-polysite-last"  # HTTP header: the message that was received last, which shall not come again
 START = "x-polysite-start"  # HTTP header: bytes of a body that are there already; those after them follow
-MAX_LETTER = 64 << 20  # bytes; scores of many cases are in the header
+MAX_LETTER = 32 << 20  # bytes; scores of many cases are in the header
 PIECE = 64 << 10  # bytes that are handed to a connection at a time, each within the timeout
 
 Header = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float] | Sequence[bool]

@@ -88,7 +88,8 @@ class Link:
         """Leave a message for each site; return their identifiers. A body for several sites is hashed and kept once."""
         if unknown := sorted(set(letters) - set(self._sites)):
             raise RunError(f"no message can go to {unknown[0]!r}: the sites are {', '.join(self._sites)}")
-        digests = {id(body): digest(body) for _, body in letters.values()}
+        bodies = {id(body): body for _, body in letters.values()}
+        digests = {each: digest(body) for each, body in bodies.items()}
         ids = {site: secrets.token_hex(16) for site in letters}
         for site, (header, body) in letters.items():
             letter = Letter(ids[site], header, digests[id(body)], len(body))
