@@ -150,7 +150,7 @@ def test_a_plan_is_what_the_run_then_costs(algorithm, tmp_path):
     effort = Effort(study.train.batch, study.train.epochs, study.train.patches, study.train.steps)
     chosen = partial(cohort, engine.names, study.run.share, study.seed)
     more = {"rounds": 3, "cohort": chosen, "validation": validation, "validate_every": 2}
-    loads = rehearse(algorithm, engine.sites["a"].start, train, effort, **more)
+    loads = rehearse(algorithm, engine.known["a"].start, train, effort, **more)
     plan = planned(loads, speeds, study.train.batch)
     cost = recorded(run.folder.records(), speeds, study.train.batch)
     assert replace(plan, pooled_steps=None) == cost

@@ -27,6 +27,7 @@ from polysite.engines.phases import Phase, find_models
 from polysite.engines.replay import Replayed, replay
 from polysite.engines.reply_checks import kinds_of
 from polysite.engines.run_folder import RunFolder, versions
+from polysite.engines.secure.settings import Secure
 from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, RunError
 from polysite.payload import SiteId
@@ -85,7 +86,8 @@ def audit_run(
     studies.refuse_ensemble(chosen)
     dealt = studies.dealt_as_trained(folder, chosen)
     sites = studies.build_sites(chosen, dealt, watch)
-    phases, start = studies.build_phases(chosen, sites), next(iter(sites.values())).start
+    bare = replace(chosen, run=replace(chosen.run, secure=Secure()))  # the same models, without masks
+    phases, start = studies.build_phases(bare, sites), next(iter(sites.values())).start
     replayed = replay(folder, phases, start, chosen.seed, watch)
     attacked = _attack(folder, chosen, dealt, sites, phases, start, replayed, effort, images, watch)
     about = {
@@ -193,7 +195,7 @@ def _protections(folder: RunFolder, chosen: Study, dealt: Mapping[str, SiteSplit
     private, phase = chosen.train.private, replayed.phase
     people = {i: len({r.patient or r.source for r in s["train"]}) for i, s in dealt.items() if s["train"]}
     unit = private.unit if private.on else ""
-    return Protections(phase.plan.secure.on, unit, spent, private.delta, people, facts(phase.algorithm).needs == "sum")
+    return Protections(chosen.run.secure.on, unit, spent, private.delta, people, facts(phase.algorithm).needs == "sum")
 
 
 def _inversions(

@@ -7,12 +7,11 @@ the replies are replayed without masks: what each site has put into the sum.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from polysite.engines.phases import Phase, enter_phase, load_checkpoint
 from polysite.engines.rounds import Progress, Round, run_rounds
 from polysite.engines.run_folder import RunFolder
-from polysite.engines.secure.settings import Secure
 from polysite.engines.watch import Watch
 from polysite.errors import RunError
 from polysite.payload import Payload, SiteId
@@ -59,7 +58,7 @@ def replay(folder: RunFolder, phases: Sequence[Phase], params: Tree, seed: int, 
     phase = phases[index]
     start = enter_phase(phases, index, folder)[0] if index else params
     resume = _before(folder, phases, index, records[-1].round, start, records[0].round)
-    plan = replace(phase.plan, secure=Secure())
+    plan = phase.plan
     first: Mapping[SiteId, Payload] = {}
     differences: list[float] = []
     recorded = {r.round: r for r in records}
