@@ -256,11 +256,8 @@ class Noise:
 
     repeat = train
 
-    def settle(self, heard: Any) -> None:
-        pass
-
-    def lift(self, params: Any) -> Any:
-        return params
+    settle = staticmethod(lambda heard: None)
+    lift = staticmethod(lambda params: params)
 
 
 def memory(what: str, where: Path = MEMORY) -> int:
