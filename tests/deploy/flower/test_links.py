@@ -110,6 +110,28 @@ def test_what_is_asked_again_with_the_same_model_crosses_once(consortium, link):
         assert received(north).body == body[::-1]
 
 
+def test_a_response_after_which_the_connection_ends_is_read_to_its_end(consortium, link, monkeypatch):
+    """As behind a proxy that opens TLS and keeps no connections."""
+    respond = port.Request.respond
+
+    def last(request, reply):
+        request.connection = Ending(request.connection)
+        respond(request, reply)
+        request.connection = request.connection.real
+
+    class Ending:
+        def __init__(self, real):
+            self.real, self.settimeout = real, real.settimeout
+
+        def sendall(self, data):
+            self.real.sendall(bytes(data).replace(b"\r\ncontent-length", b"\r\nconnection: close\r\ncontent-length", 1))
+
+    monkeypatch.setattr(port.Request, "respond", last)
+    with consortium.fleet(link, "north") as north:
+        north.connect()
+        exchange(link, north)
+
+
 # proxies
 
 

@@ -91,16 +91,15 @@ class Fleet(Connection):
     def _fill(self, came: _Body, id: str) -> None:
         """Receive the rest of a body in its place."""
         came.resumed = came.filled > 0
-        with self.asked("GET", f"body/{id}", headers={START: str(came.filled)}) as response:
+        with self.asked("GET", f"body/{id}", headers={START: str(came.filled)}) as (response, source):
             if response.length != len(came.memory) - came.filled:
                 raise HTTPException(f"a response of {response.length} bytes")
-            line = self.line.sock
             count = response.fp.readinto1(
                 came.memory[came.filled :][:DEFAULT_BUFFER_SIZE]
             )  # what came with the headers
             while count and came.filled + count < len(came.memory):
                 came.filled += count
-                count = line.recv_into(came.memory[came.filled :])  # straight to where it belongs
+                count = source.recv_into(came.memory[came.filled :])  # straight to where it belongs
             came.filled += count
             if not count:
                 raise HTTPException(f"a response that lacks {len(came.memory) - came.filled} bytes")

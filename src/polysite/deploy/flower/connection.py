@@ -11,6 +11,7 @@ skips. So a slow link needs patience, and only a silent one is given up.
 
 import json
 import secrets
+import socket
 import ssl
 import threading
 import time
@@ -109,7 +110,7 @@ class Connection:
 
     def connect(self) -> None:
         """Try once to connect, or to resume a connection that is still known; ``Refused`` says why it fails."""
-        self.line.close()  # it may be broken
+        self._line().close()  # it may be broken
         try:
             if self._known and self._beat():
                 return
@@ -162,7 +163,7 @@ class Connection:
         self, method: str, call: str, body: Buffer = b"", headers: Mapping[str, str] = MappingProxyType({})
     ) -> bytes:
         """Send a signed request; return the response. ``Declined`` if it is a refusal."""
-        with self.asked(method, call, body, headers) as response:
+        with self.asked(method, call, body, headers) as (response, _):
             if response.length is None or response.length > MAX_LETTER:
                 raise HTTPException(f"a response of {response.length} bytes")
             return response.read()
@@ -170,24 +171,23 @@ class Connection:
     @contextmanager
     def asked(
         self, method: str, call: str, body: Buffer = b"", headers: Mapping[str, str] = MappingProxyType({})
-    ) -> Iterator[HTTPResponse]:
-        """Send a signed request; give the response, to be read in the place where it belongs."""
-        line, signed = self.line, datetime.now(UTC).isoformat()
+    ) -> Iterator[tuple[HTTPResponse, socket.socket]]:
+        """Send a signed request; give the response and the socket that it comes from, to be read where it belongs."""
+        line, signed = self._line(), datetime.now(UTC).isoformat()
         signature = b64encode(self._key.sign(signed.encode(), SIGNATURE_OF_REQUEST)).decode()
         more = {TIME: signed, SIGNATURE: signature, "content-length": str(len(body))}
         try:
             line.request(method, PREFIX + call, pieces(body), {**self._who, **headers, **more})
-            response = line.getresponse()
+            source, response = line.sock, line.getresponse()  # which may drop the socket, if it is the last response
             if response.status >= 300:
                 raise Declined(response, response.read(1000))
-            yield response
+            yield response, source
         except BaseException:
             line.close()
             raise
 
-    @property
-    def line(self) -> HTTPSConnection:
-        """The connection of this thread."""
+    def _line(self) -> HTTPSConnection:
+        """Return the connection of this thread."""
         if not hasattr(self._mine, "line"):
             host, _, port = self.address.rpartition(":")
             at = (self._proxy.host, self._proxy.port) if self._proxy else (host.strip("[]"), int(port))
