@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import browser
 from polysite import study
@@ -15,6 +16,9 @@ from polysite.config import dump
 from polysite.data import phantom
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
+
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are busy
+settings.load_profile("untimed")
 
 _drawn = lru_cache(128)(phantom.draw)
 
