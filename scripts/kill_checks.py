@@ -4,7 +4,7 @@ import csv
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -115,7 +115,10 @@ def page(folder: Path, needed: bool = False) -> Iterator[str]:
         yield f"{folder / 'index.html'} is missing"
     yield from readable(folder / "index.html", _ends("</html>"))
     for path in _whole(folder / "figures"):
-        read: Callable[[Path], object] = {".png": _picture, ".svg": _ends("</svg>")}.get(path.suffix, _json)
+        known: Mapping[str, Callable[[Path], object]] = {
+            ".png": _picture, ".svg": _ends("</svg>"), ".pdf": _ends("%%EOF"), ".json": _json
+        }  # fmt: skip
+        read = known.get(path.suffix, lambda path: path.read_text())
         yield from readable(path, read)
 
 
@@ -142,7 +145,7 @@ def _picture(path: Path) -> object:
 
 def _ends(text: str) -> Callable[[Path], object]:
     def read(path: Path) -> None:
-        if not path.read_text().rstrip().endswith(text):
+        if not path.read_bytes().rstrip().endswith(text.encode()):
             raise ValueError(f"does not end with {text}")
 
     return read
