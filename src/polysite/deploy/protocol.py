@@ -22,13 +22,13 @@ from polysite.engines.messages import (
     Failed,
     Greeting,
     Join,
-    Kind,
     MaskTaken,
     MaskTurn,
     Measured,
     Models,
     Refused,
     Request,
+    RequestKind,
     Response,
     Score,
     Scored,
@@ -83,7 +83,7 @@ FIELDS: Mapping[type[Request], tuple[str, ...]] = {
     Serve: ("phase", "round", "version", "keep", "name"),
     MaskTurn: ("phase", "round", "step"),
 }
-NAMED: Mapping[Kind, type[Request]] = {each.kind: each for each in FIELDS}
+NAMED: Mapping[RequestKind, type[Request]] = {each.kind: each for each in FIELDS}
 
 
 def header_of(request: Request, study: str, identity: Mapping[str, str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ it is sent (``sites.py``): arrays by their bytes, numbers as 8 bytes each.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from polysite.engines.secure.member import MaskStep
 from polysite.engines.site_turn import Turn
@@ -29,8 +29,7 @@ from polysite.privacy import Release
 from polysite.site import Cases, Examined, Fit, Scores
 from polysite.tree import Tree
 
-Kind = Literal["hello", "begin", "assess", "train", "score", "examine", "serve", "examine_model", "mask"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+RequestKind = Literal["hello", "begin", "assess", "train", "score", "examine", "serve", "examine_model", "mask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Join:
     """
 
     config: str = ""
-    kind: ClassVar[Kind] = "hello"
+    kind: ClassVar[RequestKind] = "hello"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,21 +78,21 @@ class Begin(Asked):
     before: int = 0
     begins: int = 0
     start: Tree | None = field(default=None, repr=False)
-    kind: ClassVar[Kind] = "begin"
+    kind: ClassVar[RequestKind] = "begin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assess(Asked):
     """Describe the cases, without any training."""
 
-    kind: ClassVar[Kind] = "assess"
+    kind: ClassVar[RequestKind] = "assess"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train(Asked):
     """Take a turn in a round of training."""
 
-    kind: ClassVar[Kind] = "train"
+    kind: ClassVar[RequestKind] = "train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +100,7 @@ class Score(Asked):
     """Score the model that the site is served, on the cases of a split."""
 
     split: str = ""
-    kind: ClassVar[Kind] = "score"
+    kind: ClassVar[RequestKind] = "score"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +113,7 @@ class Examine(Asked):
 
     split: str = ""
     tolerance: float = 1.0
-    kind: ClassVar[Kind] = "examine"
+    kind: ClassVar[RequestKind] = "examine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +127,7 @@ class Serve(Asked):
 
     name: str = ""
     cases: Cases | None = None
-    kind: ClassVar[Kind] = "serve"
+    kind: ClassVar[RequestKind] = "serve"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +143,7 @@ class ExamineModel(Asked):
     cases: Cases = ()
     tolerance: float = 1.0
     pictures: bool = False
-    kind: ClassVar[Kind] = "examine_model"
+    kind: ClassVar[RequestKind] = "examine_model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +151,7 @@ class MaskTurn(Asked):
     """Take a step of a secure sum (``secure/member.py``)."""
 
     step: MaskStep = "keys"
-    kind: ClassVar[Kind] = "mask"
+    kind: ClassVar[RequestKind] = "mask"
 
 
 HostRequest = Begin | Assess | Train | Score | Examine | Serve | ExamineModel | MaskTurn

@@ -15,8 +15,7 @@ from typing import Any, cast
 
 from polysite import assessment, config, machine, plugins, study
 from polysite.algorithms import names_of
-from polysite.algorithms.base import Algorithm, facts, small_models, small_sums
-from polysite.algorithms.base import Kind as ReplyKind
+from polysite.algorithms.base import Algorithm, Kind, facts, small_models, small_sums
 from polysite.config import Study
 from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS, CaseRef
@@ -33,7 +32,7 @@ from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import DAY, Studies, Trace
 from polysite.deploy.site.withdrawn import withdrawn_cases
 from polysite.engines.host import HostPhase, SiteHost
-from polysite.engines.messages import Kind
+from polysite.engines.messages import RequestKind
 from polysite.engines.run_folder import file_name
 from polysite.errors import ConfigError, DataError
 from polysite.models.encoders import Bundled
@@ -53,17 +52,17 @@ class Agreed:
     host: SiteHost
     folder: Path
 
-    def done(self, kind: Kind) -> int:
+    def done(self, kind: RequestKind) -> int:
         """Return how many requests of a kind were answered."""
         file = self._count_file(kind)
         return file.stat().st_size if file.exists() else 0
 
-    def count(self, kind: Kind) -> None:
+    def count(self, kind: RequestKind) -> None:
         """Count one more answer: a byte in a file."""
         with self._count_file(kind).open("ab") as file:
             file.write(b".")
 
-    def _count_file(self, kind: Kind) -> Path:
+    def _count_file(self, kind: RequestKind) -> Path:
         return self.folder / f"{counted_as(kind)}.count"
 
 
@@ -226,7 +225,7 @@ def _of_one(splits: SiteSplit) -> int:
     return max(Counter(case.source for case in splits["train"]).values(), default=1)
 
 
-def counted_as(kind: Kind) -> Kind:
+def counted_as(kind: RequestKind) -> RequestKind:
     """Return the kind under which a request is counted: ``examine`` counts as ``score``, since it scores cases too."""
     return "score" if kind == "examine" else kind
 
@@ -278,7 +277,7 @@ def _effort(phase: Study) -> tuple[int | None, int]:
     return steps, phase.train.epochs if epochs is None else epochs
 
 
-def leaves_of(algorithm: Any) -> dict[str, ReplyKind]:
+def leaves_of(algorithm: Any) -> dict[str, Kind]:
     """Return the fields that an algorithm may ask of a site, as far as its settings tell."""
     pooled = getattr(algorithm, "fit", "") == "pooled"
     return {name.rstrip("?") if pooled and kind == "cases" else name: kind for name, kind in algorithm.reply.items()}

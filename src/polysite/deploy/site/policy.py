@@ -18,7 +18,7 @@ from typing import Any, get_args, get_type_hints
 
 from polysite.algorithms.base import Kind
 from polysite.costs.model import Demand
-from polysite.engines.messages import Kind as RequestKind
+from polysite.engines.messages import RequestKind
 from polysite.errors import ConfigError, PolysiteError, nearest, shown
 from polysite.foreign import read_toml, without_removed
 from polysite.heterogeneity.bounds import PrivateSums
