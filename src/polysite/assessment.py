@@ -112,11 +112,11 @@ def run_assessment(
     watch: Watch = Watch(),
     extend: Callable[[Assessment], Assessment] = lambda found: found,
 ) -> AssessmentRun:
-    """Run the exchange over any transport and write the assessment folder.
+    """Run the exchange on any engine and write the assessment folder.
 
     Args:
         study: The study; its ``[assess]`` settings and encoder count.
-        engine: The transport to the sites.
+        engine: The sites.
         sizes: Number of cases of every site.
         unseen: Whether models will serve sites that do not train; strategies with several models are then left out.
         path: The new folder.

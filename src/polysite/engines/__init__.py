@@ -1,1 +1,1 @@
-"""Engines: rounds, phases, transports, records and the run folder."""
+"""Engines: hosts, wires, rounds, phases, records and the run folder."""

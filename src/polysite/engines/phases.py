@@ -572,8 +572,8 @@ def examine(
         served: The models that these sites use.
         split: The split to examine.
         evaluate: Where the measures go.
-        owners: Sites whose own models are also examined on the cases of all others, if models differ and the transport
-            can do that; None for no site.
+        owners: Sites whose own models are also examined on the cases of all others, if models differ and the sites
+            are simulated; None for no site.
 
     Returns:
         The scores of every site's own model.

@@ -7,8 +7,8 @@ the sum and one reply (and replies that arrive before their turn), whatever the 
 The share of a reply in a mean depends on the weights of all replies. They are known beforehand from the sites' numbers
 of cases. If another weight arrives, or a reply is missing or refused, the sum is discarded and the sites deliver the
 replies once more, now with known weights. So the result has the bits of a mean over held replies.
-Real hospitals reply in any order, and some not at all: their transport stores replies in memory or on disk, announces
-no weights, and delivers them a second time in the order of the sites' names.
+Real hospitals reply in any order, and some not at all: ``PhaseSites`` stores their replies in memory or on disk,
+announces no weights, and delivers them a second time in the order of the sites' names.
 
 A guard (``guard.py``) measures and limits every reply that passes the checks. In the first round of a phase it needs
 all replies to know what is usual, so the sum waits for the second delivery.

@@ -110,7 +110,7 @@ def run_rounds(
     """Yield the rounds of a phase, from its start or after a checkpoint.
 
     With ``keep_replies`` every round has the models that its sites replied. Without, it has only their numbers, and
-    where the algorithm and the transport allow it, models are summed as they arrive (``replies.py``).
+    where the algorithm allows it, models are summed as they arrive (``replies.py``).
     """
     check_steps(algorithm, name_of(algorithm), plan.outgoing)
     names, params = transport.names, transport.lift(params)

@@ -288,7 +288,7 @@ def conduct(
     evaluate: Evaluate | None,
     until: int | None = None,
 ) -> Run:
-    """Train into a run folder, from its beginning or from a checkpoint, over any transport."""
+    """Train into a run folder, from its beginning or from a checkpoint, on any engine."""
     with logged(folder) as log:
         log.info("%s over %s", title(study), ", ".join(phases[0].transport.names))
         for line in lines:

@@ -329,3 +329,14 @@ def test_frames_that_are_no_request_do_not_end_the_listener(line):
     with here, there:  # one that is too large ends the connection
         here.sendall(ipc.LENGTHS.pack(1 << 60, 1 << 60))
         assert not process.attend(host, there)  # and the worker waits for the next courier
+
+
+@pytest.mark.parametrize(
+    "asked", [{"phase": 1}, {"phase": -1}, {"kind": "begin", "before": -1}, {"kind": "begin", "before": 7}]
+)
+def test_a_phase_that_the_study_does_not_have_is_refused(hospital, asked):
+    host = hospital()
+    start = encode(Payload(model=agree(host)))
+    kind = asked.get("kind", "train")
+    answer, body = ask(host, kind, start, **{name: number for name, number in asked.items() if name != "kind"})
+    assert answer["refused"].startswith("the study has no phase ") and not body

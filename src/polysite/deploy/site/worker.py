@@ -347,9 +347,9 @@ class Worker:
     def _allow(self, request: HostRequest, agreed: Agreed) -> None:
         """Ask the policy about a request, with the rounds as this hospital counts them."""
         phases = agreed.host.phases
-        asked = max(request.phase, request.before if isinstance(request, Begin) else 0)
-        if not 0 <= asked < len(phases) or request.phase < 0:
-            raise Refusal(f"the study has no phase {asked + 1}")
+        asked = (request.phase, request.before) if isinstance(request, Begin) else (request.phase,)
+        if unknown := [number for number in asked if number not in phases]:
+            raise Refusal(f"the study has no phase {unknown[0] + 1}")
         assess, algorithm = agreed.study.assess, phases[request.phase].algorithm
         describes = isinstance(request, Assess)
         splits = SPLITS if describes and assess.cases == "all" else SPLITS[:1]
