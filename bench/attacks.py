@@ -111,7 +111,7 @@ class Remembered(Simulator):
         reply: Reply = self._once(
             ("turn", round, name), payload, lambda: super(Remembered, self)._turn(round, name, payload)
         )
-        self._new[name] = self._store.put(Payload())  # neither FedAvg nor the robust rules have a memory
+        self._new[name] = self.store.put(Payload())  # neither FedAvg nor the robust rules have a memory
         return reply
 
     def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:

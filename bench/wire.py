@@ -601,7 +601,7 @@ def trained(column: str, seed: int) -> tuple[float, int]:
         chosen = replace(base, run=replace(base.run, compress=column))
     with tempfile.TemporaryDirectory() as root:
         done = study.train(chosen, Path(root) / column, page=False)
-        return done.mean, sum(s.bytes_up for s in done.folder.records()[-1].sites.values())
+        return done.mean, sum(done.folder.records()[-1].bytes_up.values())
 
 
 def line(what: str, row: dict[str, float]) -> None:

@@ -150,7 +150,7 @@ def normal(score: Any) -> dict[str, Any]:
 
 def traced(record: Mapping[str, Any]) -> dict[str, Any]:
     """A line of rounds.jsonl, without times."""
-    told = ("loss", "steps", "lr_sum", "bytes_down", "bytes_up")
+    told = ("loss", "steps", "lr_sum")
     return {
         "all": [record.get(name) for name in ("round", "phase", "mean_score", "best_round")],
         "sites": {i: [site[name] for name in told] for i, site in record["sites"].items()},
@@ -377,7 +377,7 @@ def cfft(place: Path) -> Iterator[tuple[str, str]]:
 
 
 def deployed(place: Path) -> Iterator[tuple[str, str]]:
-    """What of a model stays at a hospital is looked at there. Noise is never the same; its account and bytes are."""
+    """What of a model stays at a hospital is looked at there. Noise is never the same; its account is."""
     noisy = {"train.private": '{ unit = "patient", clip = 1.0, noise = 2.0 }'}
     chosen = {name: deployable(name) for name in ("fedavg", "ditto", "fine_tune")}
     chosen["masked"] = deployable("fedavg", **{"run.secure.use": '"on"'})
@@ -389,9 +389,7 @@ def deployed(place: Path) -> Iterator[tuple[str, str]]:
         for k, path in enumerate(kept[:-2]):
             yield f"{site}: model {k}, {path.stem}", digest(load_file(path))
     for k, line in enumerate((place / "noise" / "rounds.jsonl").read_text().splitlines()):
-        told = {
-            i: [site[n] for n in ("steps", "epsilon", "bytes_down")] for i, site in json.loads(line)["sites"].items()
-        }
+        told = {i: [site[n] for n in ("steps", "epsilon")] for i, site in json.loads(line)["sites"].items()}
         yield f"noise: account, round {k}", digest(told)
 
 

@@ -55,12 +55,14 @@ def write(
         for s, found in whole.items()
     }
     sent = (0, 0) if alone else (100, 200)
-    effort = dict.fromkeys(cases, SiteRecord(1.0, 4, lr_sum=0.1, seconds=0.1, bytes_down=sent[0], bytes_up=sent[1]))
+    effort = dict.fromkeys(cases, SiteRecord(1.0, 4, lr_sum=0.1, seconds=0.1))
+    moved = {k: dict.fromkeys(cases, n) for k, n in zip(("bytes_down", "bytes_up"), sent, strict=True) if n}
     shares = {s: 1 / len(cases) for s in cases}
     for k in range(rounds):
         validation = dict.fromkeys(cases, SiteValidation(2, 0.5, {"WT": 0.2 * k}))
         found = {"measure": "Dice", "mean_score": 0.2 * k, "best_round": k, "peeked": peeked[k] if peeked else {}}
-        folder.append(RoundRecord(k, 0, effort, shares=shares, validation=validation, elapsed=0.1 * k, **found))
+        told = {"shares": shares, "validation": validation, "elapsed": 0.1 * k, **found, **moved}
+        folder.append(RoundRecord(k, 0, effort, **told))
     other = {s: {} for s in cases}
     validation, test = (scores if split == name else other for name in ("validation", "test"))
     chosen = {"best_rounds": best_rounds, "common": {split: scores}} if best_rounds else {}

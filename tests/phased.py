@@ -16,7 +16,11 @@ START = {"w": np.array([3.0])}
 
 def phases(parts, sites, **engine):
     """A phase for every (algorithm, plan); ``sites`` makes the sites of each."""
-    return [Phase(algorithm, Simulator(algorithm, sites(), **engine), Plan(**plan)) for algorithm, plan in parts]
+    made, before = [], None
+    for algorithm, plan in parts:
+        before = Simulator(algorithm, sites(), after=before, **engine)
+        made.append(Phase(algorithm, before, Plan(**plan)))
+    return made
 
 
 def play(path, made, start=START, until=None):

@@ -15,7 +15,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -51,29 +52,28 @@ TYPES: Mapping[str, str] = {
     **{f"U{n}": f"uint{n}" for n in (64, 32, 16, 8)},
     "BOOL": "bool",
 }
+NAMES: Mapping[str, str] = {there: here for here, there in TYPES.items()}
 # order of the arrays in a file, as the library safetensors writes it: types from left to right, then names
 FILE_ORDER = ("U64", "I64", "F64", "F32", "U32", "I32", "F16", "U16", "I16", "I8", "U8", "BOOL")
 
 
-class Payload(Mapping[str, Any]):
+class Payload(dict[str, Any]):
     """An immutable mapping of field names to values; each value is a tree of arrays or a number."""
 
-    __slots__ = ("_fields",)
+    __slots__ = ()
 
     def __init__(self, /, **fields: tree.Tree | float):
-        self._fields = {k: MappingProxyType(dict(v)) if isinstance(v, Mapping) else float(v) for k, v in fields.items()}
+        super().__init__(
+            (k, MappingProxyType(dict(v)) if isinstance(v, Mapping) else float(v)) for k, v in fields.items()
+        )
 
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self._fields[name]
-        except KeyError:
-            raise KeyError(f"no field {name!r} in this payload; it holds {sorted(self._fields)}") from None
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(f"no field {name!r} in this payload; it holds {sorted(self)}")
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
+    def _unchangeable(self, *given: Any, **more: Any) -> Any:
+        raise TypeError("a payload cannot be changed; make a new one")
 
-    def __len__(self) -> int:
-        return len(self._fields)
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _unchangeable
 
     def __repr__(self) -> str:
         inside = (f"{k}={v!r}" if isinstance(v, float) else f"{k}=<{len(v)} arrays>" for k, v in self.items())
@@ -87,7 +87,8 @@ class Payload(Mapping[str, Any]):
         pairs = [(a, {"": np.float64(b)} if isinstance(b, float) else b) for a, b in pairs]
         return all(a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a) for a, b in pairs)
 
-    __hash__ = None  # type: ignore[assignment]  # arrays have no hash
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     @property
     def nbytes(self) -> int:
@@ -97,6 +98,34 @@ class Payload(Mapping[str, Any]):
     def each(self, f: Any) -> "Payload":
         """Return this payload with ``f`` applied to every tree, for example to move it to another device."""
         return Payload(**{k: v if isinstance(v, float) else f(v) for k, v in self.items()})
+
+
+def likeness(payload: Payload) -> Any:
+    """Return a key that is equal for payloads with the same array objects; the contents are not compared."""
+    return tuple(
+        (k, v if isinstance(v, float) else tuple((n, id(x)) for n, x in v.items())) for k, v in payload.items()
+    )
+
+
+class LastPayload:
+    """The payload that a site got last and keeps, so that a request with the same arrays brings it no bytes.
+
+    Its arrays are not kept alive here.
+    """
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._arrays: list[weakref.ref[Any]] = []
+
+    def replace(self, payload: Payload) -> int:
+        """Note the next payload of a site; return the bytes that cross for it."""
+        key = likeness(payload)
+        if key == self._key and self._arrays and all(array() is not None for array in self._arrays):
+            return 0
+        leaves = [x for value in payload.values() if not isinstance(value, float) for x in value.values()]
+        weak = (x if type(x).__weakrefoffset__ else np.asarray(x) for x in leaves)  # not so a number of NumPy
+        self._key, self._arrays = key, [weakref.ref(x) for x in weak]
+        return payload.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +203,11 @@ def decode(b: Buffer, limits: Limits = Limits()) -> Payload:
 
 def pack(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str] | None = None) -> memoryview:
     """Return a safetensors file: the length of the header, the header in JSON with the texts, the arrays."""
-    types = {name: _type_name(name, a) for name, a in arrays.items()}
+    types = {name: NAMES.get(a.dtype.name, "") for name, a in arrays.items()}
+    if odd := next((name for name, found in types.items() if not found), None):
+        raise PayloadError(
+            f"array {odd!r} of type {arrays[odd].dtype} cannot be encoded; use one of {', '.join(TYPES.values())}"
+        )
     names = sorted(arrays, key=lambda name: (FILE_ORDER.index(types[name]), name))
     header: dict[str, Any] = {} if texts is None else {"__metadata__": texts}
     end = 0
@@ -190,15 +223,6 @@ def pack(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str] | None = Non
         a = arrays[name]
         np.copyto(np.ndarray(a.shape, a.dtype.newbyteorder("<"), file, first + header[name]["data_offsets"][0]), a)
     return file
-
-
-def _type_name(name: str, a: np.ndarray) -> str:
-    found = next((ours for ours, theirs in TYPES.items() if theirs == a.dtype.name), None)
-    if found is None:
-        raise PayloadError(
-            f"array {name!r} of type {a.dtype} cannot be encoded; use one of {', '.join(TYPES.values())}"
-        )
-    return found
 
 
 def unpack(b: Buffer, limits: Limits) -> tuple[dict[str, str], dict[str, np.ndarray]]:

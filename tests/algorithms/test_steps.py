@@ -58,7 +58,7 @@ def test_recorded_steps_are_those_of_the_optimiser(algorithm, want):
     network = Network(ps.UNet(filters=(2, 4, 4)).build(dims=2, modalities=1, outputs=1, seed=0), TRAIN)
     taken = Counter()
     for r in play(algorithm, {name: hospital(name, network, taken) for name in SIZES}, ROUNDS).rounds:
-        for name, did in r.record(0, {}, False).sites.items():
+        for name, did in r.record(0, False).sites.items():
             beside = 2 if isinstance(algorithm, ps.FedRoD) else 1  # each head has an optimiser; both step on one batch
             assert did.steps == want(name, r.index) == taken[name, r.index] / beside
             assert did.lr_sum > 0

@@ -76,7 +76,8 @@ def test_the_parameters_of_the_benchmarks_network():
 def test_table_2_of_paper_b(algorithm, count, total, parallel, floats, hours, off):
     cost = table_2(algorithm, *paper_sizes(), count)
     assert (cost.rounds, cost.pooled_steps, cost.parallel_steps) == (count, total, parallel)
-    assert cost.bytes_of_busiest / 4e9 == pytest.approx(floats, abs=0.1)  # weights of the sites' replies included
+    # a model that was scored is not sent again to be trained; printed without sites' weights and the last model's scores
+    assert cost.bytes_of_busiest / 4e9 == pytest.approx(floats, abs=0.15)
     assert cost.seconds / HOUR == pytest.approx(hours, abs=off)
     assert set(cost.slowest) == {"01"}
 
@@ -119,12 +120,13 @@ def test_a_rehearsal_moves_what_a_real_run_moves(algorithm):
     if isinstance(algorithm, ps.Cfft):  # the clusters of a rehearsal are not those of the cases
         return
     engine = Simulator(algorithm, sites())
-    real = [r.record(0, {}, False) for r in run_rounds(algorithm, engine, START, ps.Plan(rounds=4), 0)]
+    real = [r.record(0, False) for r in run_rounds(algorithm, engine, START, ps.Plan(rounds=4), 0)]
     sizes = {i: site.size for i, site in sites().items()}
     rehearsed = list(rehearse(algorithm, START, sizes, rounds=4))
     for record, loads in zip(real, rehearsed, strict=True):
-        moved = {i: (s.bytes_down, s.bytes_up) for i, s in record.sites.items()}
-        assert {i: (x.down, x.up) for i, x in loads.items()} == moved
+        assert {i: x.down for i, x in loads.items() if x.down} == {i: n for i, n in record.bytes_down.items() if n}
+        moved = {i: (x.down, x.up) for i, x in loads.items()}
+        assert {i: up for i, (_, up) in moved.items() if up} == {i: n for i, n in record.bytes_up.items() if n}
     assert traffic(algorithm, START, sorted(sizes)) == moved
 
 
@@ -149,7 +151,7 @@ def test_a_plan_is_what_the_run_then_costs(algorithm, tmp_path):
     speeds = Speeds(sites={"b": Own(patch=3.0, up=0.001)})
     effort = Effort(study.train.batch, study.train.epochs, study.train.patches, study.train.steps)
     chosen = partial(cohort, engine.names, study.run.share, study.seed)
-    more = {"rounds": 3, "cohort": chosen, "validation": validation, "validate_every": 2}
+    more = {"rounds": 3, "cohort": chosen, "validation": validation, "validate_every": 2, "numbers": 4}
     loads = rehearse(algorithm, engine.known["a"].start, train, effort, **more)
     plan = planned(loads, speeds, study.train.batch)
     cost = recorded(run.folder.records(), speeds, study.train.batch)
@@ -168,10 +170,13 @@ def test_a_pooled_run_validates_the_cases_of_all_sites_and_sends_nothing(tmp_pat
 def record(index, trained, validated=None):
     """The record of a round: site -> (steps, bytes down, bytes up), site -> cases."""
     told = {"loss": 0.1, "lr_sum": 0.1, "seconds": 0.0}
-    sites = {i: SiteRecord(steps=s, bytes_down=d, bytes_up=u, **told) for i, (s, d, u) in trained.items()}
-    return RoundRecord(
-        index, 0, sites, validation={i: SiteValidation(n, None, {}) for i, n in (validated or {}).items()}
-    )
+    sites = {i: SiteRecord(steps=s, **told) for i, (s, _, _) in trained.items()}
+    moved = {
+        "bytes_down": {i: d for i, (_, d, _) in trained.items()},
+        "bytes_up": {i: u for i, (_, _, u) in trained.items()},
+    }
+    seen = {i: SiteValidation(n, None, {}) for i, n in (validated or {}).items()}
+    return RoundRecord(index, 0, sites, validation=seen, **moved)
 
 
 def test_a_round_lasts_as_long_as_its_slowest_site():

@@ -63,7 +63,7 @@ def test_a_long_change_is_shortened_to_twice_the_usual_length_and_recorded():
         assert {i: dict(g.clipped) for i, g in r.guard.items() if g.clipped} == {"e": {"model": pytest.approx(0.2)}}
         assert r.guard["e"].lengths["model"] == pytest.approx(10) and r.guard["e"].longest["model"] == pytest.approx(2)
     assert [len(r.alarms) for r in rounds] == [1, 0, 0] and "10 times as long" in rounds[0].alarms[0][1]
-    line = rounds[0].record(0, {}, False)
+    line = rounds[0].record(0, False)
     plain = json.loads(line.to_json())
     plain["guard"]["e"] |= {"harm": 0.1, "judges": 3}  # of an earlier version
     assert RoundRecord.from_plain(plain).guard == line.guard and line.incidents[0]["site"] == "e"

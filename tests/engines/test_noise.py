@@ -101,4 +101,4 @@ def test_noise_comes_before_masks():
     assert results[0] == pytest.approx(results[1], abs=1e-8)
     *_, plain = run_rounds(FedAvg(), Simulator(FedAvg(), four()), START, Plan(rounds=3), 0)
     assert abs(plain.state.model["w"] - results[0]) > 1e-3
-    assert not any(s.releases for s in plain.record(0, {}, False).sites.values())  # without noise there is no epsilon
+    assert not any(s.releases for s in plain.record(0, False).sites.values())  # without noise there is no epsilon

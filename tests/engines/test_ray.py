@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from phased import phases
 from polysite import study
 from polysite.config import parse
 from polysite.engines.messages import Models
@@ -99,7 +100,7 @@ def test_phases_end_in_the_simulators_files(case, monkeypatch, tmp_path):
         return {f.relative_to(folder.path): f.read_bytes() for f in kept}, folder
 
     found, folder = files("ray", remote)
-    expected, _ = files("simulator", [Simulator(CASES[c], sites()) for c in cases])
+    expected, _ = files("simulator", [p.transport for p in phases([(CASES[c], {}) for c in cases], sites)])
     assert found == expected and len(found) > 5
     assert sum(len(r.incidents) for r in folder.records()) == 1
 

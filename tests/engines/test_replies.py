@@ -37,9 +37,10 @@ def played(algorithm, engine, keep, rounds=4, **plan):
     """(state, memories, records) of a run."""
     records = []
     for r in run_rounds(algorithm, engine, START, Plan(rounds=rounds, **plan), seed=0, keep_replies=keep):
-        record = r.record(0, {}, False)
+        record = r.record(0, False)
         records.append((record.shares, record.refused, record.absent, record.diagnostics, r.replies.keys()))
-        records.append({i: (s.loss, s.steps, s.bytes_up, s.numbers) for i, s in record.sites.items()})
+        records.append({i: (s.loss, s.steps, s.numbers) for i, s in record.sites.items()})
+        records.append((record.bytes_down, record.bytes_up))
     return r.state, engine.memories(), records
 
 
@@ -200,7 +201,7 @@ def test_a_reply_that_cannot_be_restored_is_refused_and_the_round_goes_on():
 
     only = rounded(Odd)
     assert "does not fit what was sent" in only.refused["a"] and set(only.shares) == {"b"}
-    assert only.record(0, {}, False).sites["a"].numbers == {}
+    assert only.record(0, False).sites["a"].numbers == {}
 
 
 def test_compiling_is_no_training_time_and_is_logged(caplog):

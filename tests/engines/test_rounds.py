@@ -40,10 +40,21 @@ def test_the_folder_tells_everything(tmp_path):
     }
     assert [r.round for r in folder.records()] == list(range(7))
     a = folder.records()[0].sites["a"]
-    assert a.steps == 5 and a.lr_sum == pytest.approx(0.25) and a.bytes_down == 8 and a.bytes_up == 16 and a.loss > 0
+    assert a.steps == 5 and a.lr_sum == pytest.approx(0.25) and a.loss > 0
     assert folder.records()[0].validation["b"].cases == 2
     assert result.best_round == folder.result.best_round
     assert json.loads((folder.path / "versions.json").read_text())["seed"] == 0
+
+
+def test_a_model_crosses_once_and_everything_that_crosses_is_counted(tmp_path):
+    """A model of one number: to be scored after a round, and not again to be trained in the next one. Back come the
+    reply with its weight, and a label and a loss for each case, of which b has two."""
+    result, folder = study(tmp_path, rounds=3)
+    first, *later = folder.records()
+    assert first.bytes_down == {"a": 16, "b": 16} and first.bytes_up == {"a": 16 + 16, "b": 16 + 32}
+    assert all((r.bytes_down, r.bytes_up) == ({"a": 8, "b": 8}, first.bytes_up) for r in later)
+    assert result.bytes_down == {"a": 8, "b": 8}  # the best model; the last one is there
+    assert result.bytes_up == {"a": 2 * 32 + 2 * 16, "b": 2 * 32 + 2 * 32}  # digests of both models, two splits
 
 
 def test_the_best_round_is_kept_and_not_the_last(tmp_path):

@@ -29,7 +29,7 @@ def test_a_finished_run_has_the_scores_and_the_records_that_0_1_0_gave_it(name):
     for record, raw in zip(run.records, written, strict=True):
         assert record.diagnostics == raw.get("told", {}) and record.shares == raw["shares"]
         assert {s: dict(r.numbers) for s, r in record.sites.items()} == {s: r["said"] for s, r in raw["sites"].items()}
-        assert {s: r.bytes_up for s, r in record.sites.items()} == {s: r["bytes_up"] for s, r in raw["sites"].items()}
+        assert record.bytes_up == {s: r["bytes_up"] for s, r in raw["sites"].items()}
         scores = {s: v["score"] for s, v in raw.get("validation", {}).items()}
         assert {s: v.score for s, v in record.validation.items()} == scores
 

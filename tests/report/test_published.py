@@ -24,7 +24,7 @@ from polysite.report.runs import Method, read
 from polysite.site import CaseScore
 
 GOOD, FAIR = (8, 1, 1, 90), (5, 5, 5, 85)
-EFFORT = SiteRecord(1.0, steps=4, lr_sum=0.1, seconds=0.1, bytes_down=1, bytes_up=1)
+EFFORT = SiteRecord(1.0, steps=4, lr_sum=0.1, seconds=0.1)
 
 
 def test_every_table_of_the_four_papers_is_there():

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from polysite.algorithms.base import Algorithm
+from polysite.algorithms.base import Algorithm, is_finished, serving_payloads
 from polysite.costs.model import Load
-from polysite.payload import Payload, SiteId
+from polysite.payload import LastPayload, Payload, SiteId
 from polysite.site import Budget, Cases, CaseScore, Fit, Objective, Scores, Sketch
 from polysite.tree import Tree
 
@@ -119,6 +119,7 @@ def rehearse(
     cohort: Callable[[int], Collection[SiteId]] | None = None,
     validation: Mapping[SiteId, int] | None = None,
     validate_every: int = 1,
+    numbers: int = 0,
     modalities: int = 1,
     look: Callable[[Any, Mapping[SiteId, Payload]], None] | None = None,
 ) -> Iterator[dict[SiteId, Load]]:
@@ -137,6 +138,7 @@ def rehearse(
         cohort: Returns the sites that take part in a round; None for all sites with training cases.
         validation: Number of validation cases of every site.
         validate_every: Rounds between validations.
+        numbers: Numbers in the score of a case.
         modalities: Modalities of an image.
         look: Called after every round with the server's state and the memories of the sites.
     """
@@ -144,9 +146,16 @@ def rehearse(
     start = {k: np.ones((1,) * len(v.shape), str(v.dtype).rpartition(".")[2]) for k, v in params.items()}
     names = sorted(i for i, n in train.items() if n)
     state, memory = algorithm.init(start, names), {i: Payload() for i in names}
+    kept = {i: LastPayload() for i in {*names, *(validation or {})}}
     trained: dict[SiteId, Load] = {}
+    scored: dict[SiteId, Load] = {}
+
+    def crossing(site: SiteId, payload: Payload) -> int:
+        return _nbytes(payload, elements) if kept[site].replace(payload) else 0
+
     for index in range(rounds):
-        if most is None or index < most:
+        rehearsed = most is None or index < most
+        if rehearsed:
             asked = names if cohort is None else cohort(index)
             sent = algorithm.send(state, [i for i in names if i in asked])
             replies, trained = {}, {}
@@ -154,14 +163,19 @@ def rehearse(
                 site: Any = Understudy(train[i], start, effort, modalities)  # an algorithm asks no more of it
                 replies[i], memory[i] = algorithm.local(got, memory[i], site)
                 steps = sum(f.steps for f in site.fits)
-                trained[i] = Load(steps, 0, _nbytes(got, elements), _nbytes(replies[i], elements), site.patches)
+                trained[i] = Load(steps, 0, crossing(i, got), _nbytes(replies[i], elements), site.patches)
             state = algorithm.merge(state, replies) if replies else state
             if look:
                 look(state, memory)
+        ended = is_finished(algorithm, state)
         loads = dict(trained)
-        ended = hasattr(algorithm, "is_finished") and algorithm.is_finished(state)
-        if (index + 1) % validate_every == 0 or index + 1 == rounds or ended:
-            loads.update({i: replace(loads.get(i, Load()), cases=n) for i, n in (validation or {}).items()})
+        if validation and ((index + 1) % validate_every == 0 or index + 1 == rounds or ended):
+            if rehearsed or not scored:
+                served = serving_payloads(algorithm, state, sorted(validation))
+                scored = {i: Load(0, n, crossing(i, served[i]), 8 * numbers * n) for i, n in validation.items()}
+            for i, load in scored.items():
+                mine = loads.get(i, Load())
+                loads[i] = replace(mine, cases=load.cases, down=mine.down + load.down, up=mine.up + load.up)
         yield loads
         if ended:
             return

@@ -6,7 +6,7 @@ goes with its response. A hospital wraps ``answer``: policy, ledger and privacy 
 leaves, and the memory stays in files (``deploy/site``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -122,7 +122,7 @@ class SiteHost:
     def __init__(
         self,
         name: SiteId,
-        phases: Mapping[int, HostPhase],
+        phases: dict[int, HostPhase],
         *,
         assessment: Callable[[], HostPhase] | None = None,
         masks: Masks | None = None,

@@ -15,7 +15,8 @@ request               asks a site to                                 response
 ====================  =============================================  =======================================
 
 Instead of any response, a site may answer ``Refused`` or ``Failed``. What a request or response weighs is counted where
-it is sent (``sites.py``): arrays by their bytes, numbers as 8 bytes each.
+it is sent (``sites.py``): arrays by their bytes, numbers as 8 bytes each, digests as 32. The effort behind a reply is
+not counted.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +27,7 @@ from polysite.engines.secure.member import MaskStep
 from polysite.engines.site_turn import Turn
 from polysite.payload import Payload, SiteId
 from polysite.privacy import Release
-from polysite.site import Cases, Examined, Fit, Scores
+from polysite.site import Cases, CaseScore, Examined, Fit, Scores
 from polysite.tree import Tree
 
 RequestKind = Literal["hello", "begin", "assess", "train", "score", "examine", "serve", "examine_model", "mask"]
@@ -272,6 +273,26 @@ class MaskTaken:
     """A site has taken a step of a secure sum."""
 
     payload: Payload = field(default_factory=Payload, repr=False)
+
+
+def bytes_of(response: "Response | Examined") -> int:
+    """Return the bytes that cross with a response; for all measures of cases, those of each case by itself."""
+    match response:
+        case Trained() | MaskTaken():
+            return response.payload.nbytes
+        case Scored():
+            return 8 * sum(map(_numbers, response.scores.values()))
+        case Examined():
+            measures = sum(map(len, response.measures.values()))
+            return 8 * (_numbers(response.score) + measures + 4 * len(response.score.counts))
+        case Models():
+            return 32 * len(response.models)
+    return 0
+
+
+def _numbers(score: CaseScore) -> int:
+    """Return how many numbers the score of a case has: its labels, the loss, and the classes of a classification."""
+    return len(score.labels) + 1 + 2 * (score.predicted is not None)
 
 
 Response = Refused | Failed | Unreadable | Greeting | Begun | Trained | Scored | Measured | Models | MaskTaken

@@ -127,7 +127,7 @@ class PhaseSites:
         self.algorithm, self.sites, self.phase, self.kind, self.lift = algorithm, sites, phase, kind, lift
         self.known, self.simulated = known or {}, known is not None
         self._names, self._audience = tuple(sorted(names)), tuple(sorted(audience))
-        self._store = store or MemoryStore()
+        self.store = store or MemoryStore()
         self._memory: dict[SiteId, Stored] = {}  # of simulated sites, as last settled
         self._new: dict[SiteId, Stored] = {}  # memories of this round, kept if the reply is merged
         self._replies: dict[SiteId, tuple[Reply, Stored]] = {}  # of this round, if they are only summed
@@ -181,7 +181,7 @@ class PhaseSites:
             if isinstance(response, Trained):
                 reply = self._reply(site, response)
                 if summed:
-                    self._replies[site] = replace(reply, payload=Payload()), self._store.put(reply.payload)
+                    self._replies[site] = replace(reply, payload=Payload()), self.store.put(reply.payload)
                 del response
                 yield site, reply
                 del reply  # before the next site trains
@@ -189,8 +189,8 @@ class PhaseSites:
     def _reply(self, site: SiteId, response: Trained) -> Reply:
         fits, payload = response.fits, response.payload
         if response.turn is not None:
-            self._new[site] = self._store.put(response.turn.memory)
-            if self._store.spilled:  # the effort behind a fit, without the model on the device
+            self._new[site] = self.store.put(response.turn.memory)
+            if self.store.spilled:  # the effort behind a fit, without the model on the device
                 fits = tuple(replace(fit, params={}, twin={}, personal={}) for fit in fits)
         return Reply(payload, fits, response.seconds, payload.nbytes, response.releases)
 
@@ -200,7 +200,8 @@ class PhaseSites:
         A simulated site takes the same turn again: all randomness comes from the seed, the site and the round.
         """
         if self.simulated:
-            yield from self.train(round, sent)
+            with self.sites.uncounted():
+                yield from self.train(round, sent)
         for site in sorted(sent.keys() & self._replies.keys()):
             reply, stored = self._replies[site]
             yield site, replace(reply, payload=stored.get())
@@ -295,7 +296,7 @@ class PhaseSites:
                 continue
             if not any(isinstance(model, str) for model in response.models):
                 trees = tuple(self.lift(cast(Tree, model)) for model in response.models)
-                models[site] = tuple(map(to_host, trees)) if self._store.spilled else trees
+                models[site] = tuple(map(to_host, trees)) if self.store.spilled else trees
                 continue
             known, certain = self._derivable(sent[site])
             if certain and response.models != certain:  # false, or computed on a machine that rounds differently
@@ -350,13 +351,13 @@ class PhaseSites:
         """Return the memories of the sites that the server keeps; those of hospitals stay there."""
         if not self.simulated:
             return {}
-        nothing = self._store.put(Payload())
+        nothing = self.store.put(Payload())
         return Memories({**dict.fromkeys(self.names, nothing), **self._memory})
 
     def remember(self, memories: Mapping[SiteId, Payload], versions: Mapping[SiteId, int]) -> None:
         """Restore the sites' memories after a restart. A hospital goes back to the given version, the last round in
         which its reply was merged."""
-        self._memory.update({i: self._store.put(memory) for i, memory in memories.items()})
+        self._memory.update({i: self.store.put(memory) for i, memory in memories.items()})
         self._versions = dict(versions)
 
     def retain(self, versions: Mapping[SiteId, Collection[int]]) -> None:

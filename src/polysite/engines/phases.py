@@ -133,14 +133,23 @@ def run_phases(
         until: Number of rounds after which to stop with a checkpoint, by raising ``Paused``; None for all rounds.
     """
     at = resume
-    if at and at.phase:
-        enter_phase(phases, at.phase, folder)
-    handed: Mapping[SiteId, int] = {}
+    if at:
+        _go_on(phases, folder, at)
     while True:
-        at = _train(phases, params, seed, folder, at, handed, watch, until)
+        at = _train(phases, params, seed, folder, at, watch, until)
         if at.phase + 1 == len(phases):
             return _finish(phases, folder, at, about, evaluate)
-        at, handed = _next(phases, folder, at, params)
+        at = _next(phases, folder, at, params)
+
+
+def _go_on(phases: Sequence[Phase], folder: RunFolder, at: Progress) -> None:
+    """Have the sites go on in the phase of a checkpoint; what they are sent again for it does not count."""
+    phase = phases[at.phase]
+    if at.phase:
+        with phase.transport.sites.uncounted():
+            enter_phase(phases, at.phase, folder)
+    if any(r.validation for r in folder.records()[-1:]):  # it was the last that the sites got
+        phase.transport.sites.have(_served_now(phase, at))
 
 
 def _train(
@@ -149,7 +158,6 @@ def _train(
     seed: int,
     folder: RunFolder,
     at: Progress | None,
-    handed: Mapping[SiteId, int],
     watch: Watch,
     until: int | None,
 ) -> Progress:
@@ -165,7 +173,7 @@ def _train(
     spent = Spent(folder.records(), folder.assessed())
     rounds = run_rounds(phase.algorithm, transport, params, plan, seed, resume=resume, watch=watch, keep_replies=False)
     for r in rounds:
-        record = r.record(at.phase, handed if r.index == at.first else {}, plan.pooled)
+        record = r.record(at.phase, plan.pooled)
         record = spent.add(replace(record, incidents=(*record.incidents, *transport.incidents())))
         heard = {i: r.index for i in r.replies if i not in r.refused}
         versions = {**at.versions, **heard}
@@ -178,6 +186,7 @@ def _train(
             validating = time.perf_counter()
             at, record = _validate(phases, folder, at, record, due)
             slow = slow or _note_slow(plan, record, time.perf_counter() - validating)
+        record = record.with_traffic(*transport.sites.traffic())
         incidents = (*record.incidents, *transport.incidents())
         record = replace(record, incidents=incidents, elapsed=round(time.perf_counter() - began, 3))
         folder.append(record)
@@ -219,16 +228,14 @@ def _is_over(phase: Phase, at: Progress) -> bool:
     return at.round + 1 - at.first >= plan.rounds or impatient or (begun and is_finished(phase.algorithm, at.state))
 
 
-def _next(
-    phases: Sequence[Phase], folder: RunFolder, at: Progress, params: Tree
-) -> tuple[Progress, Mapping[SiteId, int]]:
-    """Begin the next phase; returns its position and the bytes that brought each site its first model."""
+def _next(phases: Sequence[Phase], folder: RunFolder, at: Progress, params: Tree) -> Progress:
+    """Begin the next phase; returns its position."""
     at = _chosen(phases, folder, at)
     index, first = at.phase + 1, at.round + 1
     best = load_checkpoint(folder, folder.best(at.best_round), phases).at
     _keep(folder, folder.phase(index), phases[best.phase], best, first)
     log.info("phase %d begins from the model of round %d", index + 1, best.round + 1)
-    start, handed = enter_phase(phases, index, folder)
+    start = enter_phase(phases, index, folder)
     phase = phases[index]
     state = phase.algorithm.init(phase.transport.lift(start or params), phase.transport.names)
     guard = at.guard.begin() if at.guard else None
@@ -236,15 +243,13 @@ def _next(
     if _chooses_own(phases, index) and not phase.plan.best_from:
         scores = phase.transport.score(at.round, _served_now(phase, at), "validation")
         at = _choose_own(phase, folder, at, scores)[0] if any(scores.values()) else at
-    return at, handed
+    return at
 
 
-def enter_phase(
-    phases: Sequence[Phase], index: int, folder: RunFolder, everyone: Sequence[SiteId] = ()
-) -> tuple[Tree, Mapping[SiteId, int]]:
+def enter_phase(phases: Sequence[Phase], index: int, folder: RunFolder, everyone: Sequence[SiteId] = ()) -> Tree:
     """Have the sites start a phase from the models that they were served when it began.
 
-    Returns the shared model if the server can see it, and the bytes sent to each site. ``everyone`` names the sites
+    Returns the shared model if the server can see it. ``everyone`` names the sites
     concerned, if these are not the sites of the phase. An algorithm whose server merges models needs a shared model to
     begin with, so it is refused after a phase that leaves every site its own.
     """
@@ -269,8 +274,7 @@ def enter_phase(
             "own; let it be fine_tune or local, or let another algorithm come before it"
         )
     phase.transport.begin(begun.begins, served)
-    model = next((models[0] for models in served.models.values()), {})
-    return model, {i: sent[i].nbytes for i in phase.transport.names if i in sent}
+    return next((models[0] for models in served.models.values()), {})
 
 
 def _keep(
@@ -501,6 +505,7 @@ def _finish(
             f"no site judged the best model of {folder.path}, so there is no result; nothing is lost, its models and "
             "checkpoints are there: resume the run when a site judges"
         )
+    moved = transport.sites.traffic()
     result = Result(
         **about,
         rounds=at.round + 1,
@@ -515,6 +520,8 @@ def _finish(
             for split, scores in (("validation", validation), ("test", test))
             if own
         },
+        bytes_down=moved[0],
+        bytes_up=moved[1],
     )
     folder.finish(result)
     return result

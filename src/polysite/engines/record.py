@@ -7,7 +7,7 @@ have the scores of a case as one flat mapping.
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Literal
@@ -29,14 +29,12 @@ def incident(what: str, site: SiteId = "") -> Incident:
 
 @dataclass(frozen=True, slots=True)
 class SiteRecord:
-    """Effort and traffic of one site in one round."""
+    """Effort of one site in one round."""
 
     loss: float | None  # mean over the steps; None if nothing was trained or it is not finite
     steps: int
     lr_sum: float
     seconds: float
-    bytes_down: int
-    bytes_up: int
     numbers: Mapping[str, float | None] = field(default_factory=dict)  # scalars of the reply: weight, cost, ...
     releases: tuple[Release, ...] = ()  # uses of its data under differential privacy
     epsilon: float | None = None  # that all its rounds of this study cost so far; None without noise
@@ -88,7 +86,8 @@ class RoundRecord:
     refused: Mapping[SiteId, str] = field(default_factory=dict)  # sites whose reply was not merged, and why
     shares: Mapping[SiteId, float] = field(default_factory=dict)  # weight of each reply in the aggregate
     diagnostics: Mapping[str, float] = field(default_factory=dict)  # numbers that the algorithm reports
-    handed: Mapping[SiteId, int] = field(default_factory=dict)  # bytes that brought each site the phase's first model
+    bytes_down: Mapping[SiteId, int] = field(default_factory=dict)  # to every site since the record before: models,
+    bytes_up: Mapping[SiteId, int] = field(default_factory=dict)  # and from it: replies, scores, steps of secure sums
     pooled: bool = False  # centralised training
     validation: Mapping[SiteId, SiteValidation] = field(default_factory=dict)
     measure: str = ""  # Dice or accuracy; empty if this round was not validated
@@ -100,6 +99,11 @@ class RoundRecord:
     elapsed: float = 0.0  # seconds since the phase began or was resumed
     guard: Mapping[SiteId, SiteGuard] = field(default_factory=dict)  # sites whose replies were merged, with run.guard
 
+    def with_traffic(self, down: Mapping[SiteId, int], up: Mapping[SiteId, int]) -> "RoundRecord":
+        """Return the record with more bytes to sites, and from them."""
+        down, up = _sum(self.bytes_down, down), _sum(self.bytes_up, up)
+        return replace(self, bytes_down=down, bytes_up=up)
+
     def to_json(self) -> str:
         """Return the line, without the line break."""
         return json.dumps(asdict(self))
@@ -109,6 +113,10 @@ class RoundRecord:
         """Return the record of a parsed line of ``rounds.jsonl``; raise ValueError if it is none."""
         try:
             found["diagnostics"] = found.pop("told", {}) or found.get("diagnostics", {})
+            if "bytes_down" not in found:  # earlier files have them at every site, and those of a phase's start apart
+                down, handed = ({i: s["bytes_down"] for i, s in found["sites"].items()}, found.get("handed", {}))
+                found["bytes_down"] = {i: down.get(i, 0) + handed.get(i, 0) for i in {**down, **handed}}
+                found["bytes_up"] = {i: s["bytes_up"] for i, s in found["sites"].items()}
             found["sites"] = {i: _site_record(s) for i, s in found["sites"].items()}
             for name in ("validation", "peeked"):
                 found[name] = {i: _validation(v) for i, v in found.get(name, {}).items()}
@@ -118,6 +126,10 @@ class RoundRecord:
             return cls(**_known(cls, found))
         except (TypeError, KeyError, AttributeError, OverflowError) as problem:
             raise ValueError(f"not the record of a round: {problem!r}") from problem
+
+
+def _sum(some: Mapping[SiteId, int], more: Mapping[SiteId, int]) -> dict[SiteId, int]:
+    return {i: some.get(i, 0) + more.get(i, 0) for i in {**some, **more}}
 
 
 def _known(kind: Any, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +148,8 @@ def round_seconds(records: Iterable[RoundRecord]) -> list[float]:
 
 
 def _site_record(found: Mapping[str, Any]) -> SiteRecord:
-    renamed = {"numbers" if k == "said" else k: v for k, v in found.items()}
+    moved = ("bytes_down", "bytes_up")
+    renamed = {"numbers" if k == "said" else k: v for k, v in found.items() if k not in moved}
     return SiteRecord(**{**renamed, "releases": tuple(Release(**r) for r in renamed.get("releases", ()))})
 
 
@@ -167,6 +180,8 @@ class Result:
     incidents: tuple[Incident, ...] = ()  # since the last round
     best_rounds: Mapping[SiteId, int] = field(default_factory=dict)  # by site; empty if best_round is that of all
     common: Mapping[str, Mapping[SiteId, Scores]] = field(default_factory=dict)  # by split: scores of best_round
+    bytes_down: Mapping[SiteId, int] = field(default_factory=dict)  # to every site since the last round
+    bytes_up: Mapping[SiteId, int] = field(default_factory=dict)
 
     def round_of(self, site: SiteId | None) -> int:
         """Return the round whose model a site uses; None stands for the model that all sites share."""

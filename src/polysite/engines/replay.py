@@ -56,7 +56,7 @@ def replay(folder: RunFolder, phases: Sequence[Phase], params: Tree, seed: int, 
     if not records:
         raise RunError(f"{folder.path} has no record of phase {index + 1}")
     phase = phases[index]
-    start = enter_phase(phases, index, folder)[0] if index else params
+    start = enter_phase(phases, index, folder) if index else params
     resume = _before(folder, phases, index, records[-1].round, start, records[0].round)
     plan = phase.plan
     first: Mapping[SiteId, Payload] = {}
@@ -65,7 +65,7 @@ def replay(folder: RunFolder, phases: Sequence[Phase], params: Tree, seed: int, 
     for found in run_rounds(phase.algorithm, phase.transport, params, plan, seed, resume=resume, watch=watch):
         first = first or found.sent
         known = recorded[found.index].sites
-        again = found.record(index, {}, plan.pooled).sites
+        again = found.record(index, plan.pooled).sites
         pairs = [(again[i].loss, known[i].loss) for i in again if i in known]
         differences += [abs(a - b) for a, b in pairs if a is not None and b is not None]
         if found.index == records[-1].round:

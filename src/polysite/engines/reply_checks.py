@@ -126,7 +126,7 @@ def _misshapen(value: Tree, like: Tree) -> str | None:
         y = like[name]
         if tuple(x.shape) != tuple(y.shape):
             return f"has {name!r} of shape {tuple(x.shape)} instead of {tuple(y.shape)}"
-        if _type(x) != _type(y):
+        if x.dtype != y.dtype and _type(x) != _type(y):  # an array and a tensor may have one type
             return f"has {name!r} of type {_type(x)} instead of {_type(y)}"
     return None
 

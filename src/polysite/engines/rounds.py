@@ -42,8 +42,9 @@ class Round:
     guard: Mapping[SiteId, SiteGuard] = field(default_factory=dict)  # what the guard saw and did
     guard_state: GuardState | None = None  # None without a guard
     alarms: Sequence[tuple[SiteId, str]] = ()  # new findings of the guard
+    traffic: tuple[Mapping[SiteId, int], Mapping[SiteId, int]] = ({}, {})  # bytes to every site, and from it
 
-    def record(self, phase: int, handed: Mapping[SiteId, int], pooled: bool) -> RoundRecord:
+    def record(self, phase: int, pooled: bool) -> RoundRecord:
         """Return the record of this exchange, before any validation."""
         return RoundRecord(
             self.index,
@@ -53,7 +54,8 @@ class Round:
             refused=dict(self.refused),
             shares=dict(self.shares),
             diagnostics=dict(self.diagnostics),
-            handed=dict(handed),
+            bytes_down=dict(self.traffic[0]),
+            bytes_up=dict(self.traffic[1]),
             pooled=pooled,
             incidents=(
                 *(incident(sentence) for sentence in self.remarks),
@@ -70,8 +72,6 @@ class Round:
             steps=steps,
             lr_sum=sum(f.lr_sum for f in reply.fits),
             seconds=round(reply.seconds, 4),
-            bytes_down=self.sent[site].nbytes if site in self.sent else 0,
-            bytes_up=reply.nbytes,
             numbers={k: finite(v) for k, v in reply.payload.items() if isinstance(v, float)},
             releases=reply.releases,
         )
@@ -160,5 +160,6 @@ def run_rounds(
         for sentence in new:
             log.warning("round %d: %s", index, sentence)
         told = diagnostics(algorithm, state)
-        yield Round(index, state, sent, came, refused, counted, told, new, seen, guarding, alarms)
+        moved = transport.sites.traffic()
+        yield Round(index, state, sent, came, refused, counted, told, new, seen, guarding, alarms, moved)
         del sent, exchange, came, guard  # before the next round's arrive

@@ -32,6 +32,7 @@ class Simulator(PhaseSites):
         store: Where memories are kept.
         secure: Settings of secure sums.
         private: Differential privacy of training.
+        after: The phase before this one, whose hosts go on.
     """
 
     def __init__(
@@ -45,16 +46,22 @@ class Simulator(PhaseSites):
         store: MemoryStore | None = None,
         secure: Secure = Secure(),
         private: Private = Private(),
+        after: "Simulator | None" = None,
     ):
-        everyone, store = {**sites, **(guests or {})}, store or MemoryStore()
-        hosts = {
-            name: SiteHost(name, {0: HostPhase(algorithm, site, tuple(outgoing), secure, private)}, store=store)
-            for name, site in everyone.items()
-        }
+        everyone, number = {**sites, **(guests or {})}, after.phase + 1 if after else 0
+        store = store or (after.store if after else MemoryStore())
+        self.wire: InProcess = after.wire if after else InProcess({})
+        self.wire.coded |= wire
+        for name, site in everyone.items():
+            host = self.wire.hosts.setdefault(name, SiteHost(name, {}, store=store))
+            host.phases[number] = HostPhase(algorithm, site, tuple(outgoing), secure, private)
+        known = after.sites if after else Sites(self.wire, ())
+        known.expect(everyone)
         super().__init__(
             algorithm,
-            Sites(InProcess(hosts, wire), hosts),
-            lift=next(iter(sites.values())).lift,
+            known,
+            number,
+            next(iter(sites.values())).lift,
             known=everyone,
             names=sites,
             audience=sites if guests is None else guests,

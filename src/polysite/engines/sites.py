@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -21,17 +22,20 @@ from polysite.engines.messages import (
     Failed,
     Greeting,
     Join,
+    Measured,
     Refused,
     Request,
     Response,
     Unreadable,
+    bytes_of,
     words_of,
 )
 from polysite.engines.record import Incident, incident
 from polysite.engines.watch import Watch
 from polysite.engines.wire import Wire
 from polysite.errors import RunError, shown
-from polysite.payload import SiteId
+from polysite.payload import LastPayload, Payload, SiteId
+from polysite.site import Examined
 
 WIRE_CHECK = 60.0  # seconds between two looks at what the wire refused
 
@@ -73,6 +77,9 @@ class SiteStatus:
     seen: float = 0.0  # when it was last connected
     asked: Request | None = None  # what it is asked now
     owes: Request | None = None  # what it works on past the deadline
+    last: LastPayload = field(default_factory=LastPayload)  # that it got in this connection, and keeps
+    down: int = 0  # bytes to it since they were last asked for
+    up: int = 0  # bytes from it
     greeting_failed: float = 0.0  # when it could not be greeted, for a reason that may be mended
 
     @property
@@ -106,13 +113,20 @@ class Sites:
         refusals: Callable[[], Sequence[Incident]] = lambda: (),
     ):
         self.wire, self.deadlines, self.join, self.watch, self.secret = wire, deadlines, join, watch, secret
-        self.status = {name: SiteStatus(known=join is None) for name in sorted(names)}
+        self.status: dict[SiteId, SiteStatus] = {}
+        self.expect(names)
         self.beginnings: dict[int, Callable[[SiteId], Begin | None]] = {}  # phase -> how a site begins it
         self.needed: Mapping[SiteId, Collection[int]] = {}  # versions of memories, in all phases
         self._refusals = refusals
         self._journal: Callable[[Incident], None] = lambda incident: None
         self._incidents: list[Incident] = []
+        self._counts = True
         self._wire_checked = 0.0
+
+    def expect(self, names: Iterable[SiteId]) -> None:
+        """Add sites that take part."""
+        for name in sorted(names):
+            self.status.setdefault(name, SiteStatus(known=self.join is None))
 
     # incidents
 
@@ -258,9 +272,9 @@ class Sites:
             due = {i: request for i in free if (request := self._next(i, requests.get(i), phase)) is not None}
             order = [*(i for i in requests if i in due), *(i for i in due if i not in requests)]
             for i in order:
-                self.status[i].asked = due[i]
-                self.watch.doing(i, words_of(due[i]), False)
+                self._send(i, due[i])
             for site, request, response in self.wire.ask({i: due[i] for i in order}, self.deadlines.poll):
+                self.status[site].up += bytes_of(response) if self._counts else 0
                 taken = self._take(site, request, response)
                 del response
                 if taken is not None and site in requests:
@@ -274,6 +288,15 @@ class Sites:
             if status.asked is not None:
                 status.asked, status.owes = None, status.asked
 
+    def _send(self, name: SiteId, request: Request) -> None:
+        """Note what a site is asked, and the bytes of that; a payload that the site has does not cross again."""
+        site = self.status[name]
+        site.asked = request
+        if not isinstance(request, Join) and request.payload:
+            crossed = site.last.replace(request.payload)
+            site.down += crossed if self._counts else 0
+        self.watch.doing(name, words_of(request), False)
+
     def _meet(self, online: Mapping[SiteId, str]) -> None:
         """Notice new connections. What a site was asked over its former connection is lost."""
         now = time.monotonic()
@@ -285,6 +308,7 @@ class Sites:
                 if self.join is not None:
                     self.note("connected anew", name)
                 site.asked = site.owes = None
+                site.last = LastPayload()
                 site.known, site.begun, site.refused, site.greeting_failed = self.join is None, set(), "", 0.0
             site.token, site.seen = token, now
 
@@ -328,7 +352,36 @@ class Sites:
             return Refused(response.reason)
         if not isinstance(response, Refused | Failed):
             self.watch.doing(name, f"answered {words_of(request)}", True)
+        if isinstance(response, Measured):
+            return Measured(self._counted(site, response.cases))
         return response
+
+    def _counted(self, site: SiteStatus, cases: Iterable[Examined]) -> Iterator[Examined]:
+        for each in cases:
+            site.up += bytes_of(each)
+            yield each
+
+    def traffic(self) -> tuple[dict[SiteId, int], dict[SiteId, int]]:
+        """Return the bytes to every site and from it since the last call."""
+        moved = {i: s for i, s in self.status.items() if s.down or s.up}
+        down, up = {i: s.down for i, s in moved.items()}, {i: s.up for i, s in moved.items()}
+        for site in moved.values():
+            site.down = site.up = 0
+        return down, up
+
+    def have(self, payloads: Mapping[SiteId, Payload]) -> None:
+        """Note what sites got last, before this process began."""
+        for site, payload in payloads.items():
+            self.status[site].last.replace(payload)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Count no bytes meanwhile: what is repeated after a restart, or by a simulated site, was counted before."""
+        self._counts = False
+        try:
+            yield
+        finally:
+            self._counts = True
 
     def _greeted(self, name: SiteId, response: Response) -> None:
         site = self.status[name]

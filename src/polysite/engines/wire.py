@@ -37,8 +37,8 @@ class InProcess:
         coded: Pass every payload through the codec, as a network would.
     """
 
-    def __init__(self, hosts: Mapping[SiteId, SiteHost], coded: bool = False):
-        self.hosts, self.coded = dict(hosts), coded
+    def __init__(self, hosts: dict[SiteId, SiteHost], coded: bool = False):
+        self.hosts, self.coded = hosts, coded
 
     def ask(self, requests: Mapping[SiteId, Request], wait: float) -> Iterator[Answer]:
         """Yield the response to every request, in their order."""

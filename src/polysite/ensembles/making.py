@@ -65,7 +65,10 @@ def ensemble(runs: Sequence[Path | str], out: Path | str, watch: Watch = Watch()
     more = {ABOUT: json.dumps(about, indent=1) + "\n"}
     folder = RunFolder.create(target, config.dump(study.pinned(chosen)), chosen.seed, table(dealt), more=more)
     with folder.alone():  # as a run whose only round has ended
-        folder.append(RoundRecord(0, 0, _effort(members, names)))
+        record = RoundRecord(0, 0, _effort(members, names))
+        for each in (r for m in members for r in m.folder.records()):
+            record = record.with_traffic(each.bytes_down, each.bytes_up)
+        folder.append(record)
         at = adopt(folder, phases[0], Progress(0, state, memories, versions=dict.fromkeys(names, 0)))
         line = f"ensemble of {', '.join(str(m.folder.path) for m in members)}"
         opened = OpenedStudy(phases, first, sites, [line])
@@ -136,13 +139,12 @@ def _held(chosen: Study, dealt: Mapping[SiteId, SiteSplit], shared: bool) -> Stu
 
 
 def _effort(members: Sequence[MemberRun], names: Sequence[SiteId]) -> dict[SiteId, SiteRecord]:
-    """Return the effort and traffic behind all members, by site."""
-    none = dict.fromkeys(("steps", "lr_sum", "seconds", "bytes_down", "bytes_up"), 0)
+    """Return the effort behind all members, by site."""
+    none = dict.fromkeys(("steps", "lr_sum", "seconds"), 0)
     total: dict[str, dict[str, Any]] = {site: {**none} for site in names}
     for record in (r for m in members for r in m.folder.records()):
         for site, done in record.sites.items():
             sums = total.setdefault(site, {**none})
             for key in sums:
                 sums[key] += getattr(done, key)
-            sums["bytes_down"] += record.handed.get(site, 0)
     return {site: SiteRecord(loss=None, **sums) for site, sums in sorted(total.items())}

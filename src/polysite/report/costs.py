@@ -21,7 +21,10 @@ HEAD = (
     "method", "rounds", "best round", "steps", "steps if pooled", "parallel steps", "to sites", "from sites",
     "busiest site", "simulated time", "of it network (%)", "energy (kWh, estimate)",
 )  # fmt: skip
-MEASURED = "Bytes: measured payloads of the training rounds, which never contain images."
+MEASURED = (
+    "Bytes: all that crossed, which never contains images: models, replies, scores, and the final evaluation. A model "
+    "that a hospital has already does not cross again."
+)
 GRID = ", without its grid"
 ALIKE = 1.05  # ratio up to which a note calls rounds, steps or bytes equal
 
@@ -36,14 +39,14 @@ def cost(run: Summary, speeds: Speeds, grid: bool = True) -> Cost:
 
 
 def load_of(record: RoundRecord) -> dict[SiteId, Load]:
-    """Return the recorded load of every site in a round; a site that only validates has no steps and no bytes."""
+    """Return the recorded load of every site in a round; a site that only validates has no steps."""
 
     def of(site: SiteId) -> Load:
         cases = record.validation[site].cases if site in record.validation else 0
-        handed, did = record.handed.get(site, 0), record.sites.get(site)
-        return Load(did.steps, cases, did.bytes_down + handed, did.bytes_up) if did else Load(0, cases, handed, 0)
+        steps = record.sites[site].steps if site in record.sites else 0
+        return Load(steps, cases, record.bytes_down.get(site, 0), record.bytes_up.get(site, 0))
 
-    return {site: of(site) for site in dict.fromkeys([*record.sites, *record.validation, *record.handed])}
+    return {site: of(site) for site in dict.fromkeys([*record.sites, *record.validation, *record.bytes_down])}
 
 
 def _with_effort(run: Summary, record: RoundRecord, loads: Mapping[SiteId, Load]) -> dict[SiteId, Load]:

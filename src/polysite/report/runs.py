@@ -242,8 +242,8 @@ class Summary:
 
     @property
     def exchanged(self) -> bool:
-        """Whether any site sent something."""
-        return any(site.bytes_up for record in self.records for site in record.sites.values())
+        """Whether any site was sent something; without that every site trains alone."""
+        return any(record.bytes_down for record in self.records)
 
     def under(self, owner: str) -> "Summary | None":
         """Return the run as if all hospitals used the model of one; None if it was not evaluated on the others' cases.
@@ -262,7 +262,14 @@ class Summary:
             return {site: value for site, value in of.items() if site == owner}
 
         records = [
-            replace(r, sites=only(r.sites), validation=only(r.validation), shares=only(r.shares), handed=only(r.handed))
+            replace(
+                r,
+                sites=only(r.sites),
+                validation=only(r.validation),
+                shares=only(r.shares),
+                bytes_down=only(r.bytes_down),
+                bytes_up=only(r.bytes_up),
+            )
             for r in self.records
         ]
         return replace(self, records=records, scores=_scores_of(one), evaluation=one)
@@ -460,6 +467,8 @@ def read(path: Path, name: str | None = None, evaluation: str | None = None) -> 
         split, best = result.split, result.best_round
         scores: Mapping[str, Scores] = {site: cases for site, cases in result.scores.items() if cases}
         own, common = result.best_rounds, result.common.get(split, {})
+        if records:
+            records[-1] = records[-1].with_traffic(result.bytes_down, result.bytes_up)
     except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
         raise RunError(f"the run folder {path} is damaged and cannot be read: {problem!r}") from problem
     measured = read_evaluation(path, evaluation or split)

@@ -170,9 +170,10 @@ def scalars(record: RoundRecord) -> dict[str, float]:
     """Return the numbers of a round by name: validation of every site and label, losses, bytes and steps of all sites.
 
     >>> from polysite.engines.record import SiteRecord, SiteValidation
-    >>> trained = {"a": SiteRecord(loss=0.5, steps=3, lr_sum=0.1, seconds=1.0, bytes_down=8, bytes_up=16)}
+    >>> trained = {"a": SiteRecord(loss=0.5, steps=3, lr_sum=0.1, seconds=1.0)}
+    >>> moved = {"bytes_down": {"a": 8}, "bytes_up": {"a": 16}}
     >>> seen = {"a": SiteValidation(cases=2, loss=None, score={"WT": 0.75})}
-    >>> scalars(RoundRecord(0, 0, trained, validation=seen, measure="Dice", mean_score=0.75))
+    >>> scalars(RoundRecord(0, 0, trained, validation=seen, measure="Dice", mean_score=0.75, **moved))
     ... # doctest: +NORMALIZE_WHITESPACE
     {'mean_Dice': 0.75, 'Dice/a/WT': 0.75, 'loss/a': 0.5, 'bytes_down': 8, 'bytes_up': 16, 'steps': 3}
     """
@@ -184,8 +185,8 @@ def scalars(record: RoundRecord) -> dict[str, float]:
         if seen.loss is not None:
             values[f"validation_loss/{_name(site)}"] = seen.loss
     values |= {f"loss/{_name(i)}": s.loss for i, s in record.sites.items() if s.loss is not None}
-    for total in ("bytes_down", "bytes_up", LAST):
-        values[total] = sum(getattr(s, total) for s in record.sites.values())
+    values |= {"bytes_down": sum(record.bytes_down.values()), "bytes_up": sum(record.bytes_up.values())}
+    values[LAST] = sum(s.steps for s in record.sites.values())
     return values
 
 

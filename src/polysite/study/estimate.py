@@ -9,7 +9,7 @@ they leave the device when they do not fit (``engines/memory_store.py``).
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import ceil, prod
 from pathlib import Path
@@ -90,7 +90,21 @@ def loads(
         if most and hasattr(algorithm, "restarts"):
             phase = replace(phase, algorithm=replace(algorithm, restarts=1))  # one start of a mixture will do
         done += _rehearsed(phase, params, train, validation, done, look, few)
+    if not study.run.pooled:  # the final evaluation
+        done[-1] = _with_model(done[-1], done, validation)
     return done
+
+
+def _with_model(
+    load: Mapping[str, Load], rounds: Sequence[Mapping[str, Load]], sites: Collection[str]
+) -> dict[str, Load]:
+    """Return the load of a round with the best model of these rounds sent to sites once more."""
+    found = dict(load)
+    for site in sites:
+        mine = found.get(site, Load())
+        model = min((each[site].down for each in rounds if site in each and each[site].down), default=0)
+        found[site] = replace(mine, down=mine.down + model)
+    return found
 
 
 def _rehearsed(
@@ -121,14 +135,13 @@ def _rehearsed(
             cohort=asked,
             validation=validation,
             validate_every=plan.validate_every,
+            numbers=len(study.data.label_names) + 1 if study.data.task == "segmentation" else 4,
             modalities=len(study.data.modality_names),
             look=look,
         )
     )
-    for site in train if before else ():
-        last = next((each[site].down for each in reversed(before) if site in each and each[site].down), 0)
-        mine = loads[0].get(site, Load())
-        loads[0][site] = replace(mine, down=mine.down + last)
+    if before:
+        loads[0] = _with_model(loads[0], before, train)
     if plan.pooled:
         loads = [{i: replace(load, down=0, up=0) for i, load in each.items()} for each in loads]
     return [{i: replace(load, trials=trials(study.algorithm)) for i, load in each.items()} for each in loads]

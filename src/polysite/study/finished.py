@@ -49,10 +49,13 @@ def models_of(
         sites: All sites.
     """
     phases = config.phases(chosen)
-    engines = [Simulator(s.algorithm, {i: site.under(s.train) for i, site in sites.items()}) for s in phases]
+    built: list[Phase] = []
+    engine: Simulator | None = None
+    for s in phases:
+        engine = Simulator(s.algorithm, {i: site.under(s.train) for i, site in sites.items()}, after=engine)
+        built.append(Phase(s.algorithm, engine, s.run))
     strangers = all(facts(s.algorithm).strangers for s in phases)  # a phase starts from what the phases before it serve
     known = sorted(sites) if strangers else [s for s in trained if s in sites]
-    built = [Phase(s.algorithm, e, s.run) for s, e in zip(phases, engines, strict=True)]
     return known, find_models(folder, built, folder.result, known)
 
 

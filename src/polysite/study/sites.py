@@ -157,7 +157,7 @@ def simulator(study: Study, dealt: Mapping[str, SiteSplit] | None = None, watch:
     return _simulator(config.phases(study)[0], build_sites(study, dealt, watch))
 
 
-def _simulator(study: Study, sites: Mapping[str, TorchSite]) -> Simulator:
+def _simulator(study: Study, sites: Mapping[str, TorchSite], after: Simulator | None = None) -> Simulator:
     """Return one phase of the simulation. With ``run.pooled`` one site has all training cases; the hospitals score."""
     names, audience = roles(study, {s: {k: site.cases(k) for k in SPLITS} for s, site in sites.items()})
     train = {POOLED: TorchSite.pool(POOLED, sites)} if study.run.pooled else {s: sites[s] for s in names}
@@ -171,6 +171,7 @@ def _simulator(study: Study, sites: Mapping[str, TorchSite]) -> Simulator:
         outgoing=run.outgoing,
         secure=run.secure,
         private=study.train.private,
+        after=after,
     )
 
 
@@ -190,6 +191,9 @@ def roles(study: Study, cases: Mapping[str, Mapping[str, Sequence[Any]]]) -> tup
 def build_phases(study: Study, sites: Mapping[str, TorchSite]) -> list[Phase]:
     """Return the phases of the simulated federation; all use the same cases and take turns in the same network."""
     refuse_bare(study)
-    phases = config.phases(study)
-    engines = [_simulator(s, {i: site.under(s.train) for i, site in sites.items()}) for s in phases]
-    return [Phase(s.algorithm, e, s.run) for s, e in zip(phases, engines, strict=True)]
+    phases: list[Phase] = []
+    engine: Simulator | None = None
+    for phase in config.phases(study):
+        engine = _simulator(phase, {i: site.under(phase.train) for i, site in sites.items()}, engine)
+        phases.append(Phase(phase.algorithm, engine, phase.run))
+    return phases

@@ -33,7 +33,7 @@ from polysite.study.finished import dealt_as_trained
 from polysite.study.sites import POOLED, Materials, check
 from polysite.tree import Tree
 
-EFFORT = ("loss", "steps", "lr_sum", "seconds", "bytes_down", "bytes_up")  # columns of ``Run.rounds``
+EFFORT, TRAFFIC = ("loss", "steps", "lr_sum", "seconds"), ("bytes_down", "bytes_up")  # columns of ``Run.rounds``
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,10 @@ class Run:
             for site in sorted({*record.sites, *record.validation}):
                 done, validated = record.sites.get(site), record.validation.get(site)
                 effort = {k: getattr(done, k, None) for k in EFFORT}
+                moved = {k: getattr(record, k).get(site) for k in TRAFFIC}
                 score = fmean(validated.score.values()) if validated and validated.score else None
                 at = {"round": record.round, "phase": record.phase, "site": site}
-                rows.append({**at, **effort, "share": record.shares.get(site), "validation": score})
+                rows.append({**at, **effort, **moved, "share": record.shares.get(site), "validation": score})
         return frame(rows)
 
     @property

@@ -12,7 +12,7 @@ from polysite.buffers import Buffer
 from polysite.deploy.protocol import Header, Subject, body_of, header_of, parse_response
 from polysite.engines.messages import Answer, Join, Request
 from polysite.engines.record import Incident
-from polysite.payload import Limits, Payload, SiteId
+from polysite.payload import Limits, Payload, SiteId, likeness
 
 TTL = 30 * 86400.0  # seconds that the post keeps a message; deadlines are kept by ``Sites``
 MAX_INCIDENTS = 16  # that a site may report at a time
@@ -125,15 +125,8 @@ class Posted:
         bodies: dict[Any, Buffer] = {}
         letters: dict[SiteId, tuple[Header, Buffer]] = {}
         for site, request in requests.items():
-            like = _likeness(Payload() if isinstance(request, Join) else request.payload)
+            like = likeness(Payload() if isinstance(request, Join) else request.payload)
             if like not in bodies:
                 bodies[like] = body_of(request)
             letters[site] = header_of(request, self.study, self.identity), bodies[like]
         return letters
-
-
-def _likeness(payload: Payload) -> Any:
-    """Return a key that is equal for payloads with the same array objects; the contents are not compared."""
-    return tuple(
-        (k, v if isinstance(v, float) else tuple((n, id(x)) for n, x in v.items())) for k, v in payload.items()
-    )
