@@ -93,7 +93,7 @@ class Payload(dict[str, Any]):
     @property
     def nbytes(self) -> int:
         """Number of bytes of all arrays and numbers. The cost model uses this number."""
-        return sum(8 if isinstance(v, float) else sum(int(x.nbytes) for x in v.values()) for v in self.values())
+        return sum([8 if isinstance(v, float) else sum([int(x.nbytes) for x in v.values()]) for v in self.values()])
 
     def each(self, f: Any) -> "Payload":
         """Return this payload with ``f`` applied to every tree, for example to move it to another device."""
@@ -102,9 +102,8 @@ class Payload(dict[str, Any]):
 
 def likeness(payload: Payload) -> Any:
     """Return a key that is equal for payloads with the same array objects; the contents are not compared."""
-    return tuple(
-        (k, v if isinstance(v, float) else tuple((n, id(x)) for n, x in v.items())) for k, v in payload.items()
-    )
+    fields = [(k, v if isinstance(v, float) else (*v, *map(id, v.values()))) for k, v in payload.items()]
+    return tuple(fields)
 
 
 class LastPayload:
@@ -120,7 +119,8 @@ class LastPayload:
     def replace(self, payload: Payload) -> int:
         """Note the next payload of a site; return the bytes that cross for it."""
         key = likeness(payload)
-        if key == self._key and self._arrays and all(array() is not None for array in self._arrays):
+        there = [array() for array in self._arrays]
+        if key == self._key and there and not any(array is None for array in there):
             return 0
         leaves = [x for value in payload.values() if not isinstance(value, float) for x in value.values()]
         weak = (x if type(x).__weakrefoffset__ else np.asarray(x) for x in leaves)  # not so a number of NumPy

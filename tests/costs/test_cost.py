@@ -76,7 +76,7 @@ def test_the_parameters_of_the_benchmarks_network():
 def test_table_2_of_paper_b(algorithm, count, total, parallel, floats, hours, off):
     cost = table_2(algorithm, *paper_sizes(), count)
     assert (cost.rounds, cost.pooled_steps, cost.parallel_steps) == (count, total, parallel)
-    # a model that was scored is not sent again to be trained; printed without sites' weights and the last model's scores
+    # a model that was scored is not sent again to be trained; printed without weights, and the scores of the last model
     assert cost.bytes_of_busiest / 4e9 == pytest.approx(floats, abs=0.15)
     assert cost.seconds / HOUR == pytest.approx(hours, abs=off)
     assert set(cost.slowest) == {"01"}

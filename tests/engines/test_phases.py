@@ -11,6 +11,7 @@ from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
+from polysite.payload import Payload
 from quadratic import Aims, Quadratic, served_models
 
 A, B, N = np.array([0.5, 1.0, 2.0]), np.array([-1.0, 0.3, 2.0]), np.array([2, 8, 5])
@@ -62,7 +63,9 @@ def test_fine_tuning_first_round_and_limit(lam):
     engine.begin(0, Served(dict.fromkeys(NAMES, (START,))))
     first, *_, last = run_rounds(algorithm, engine, START, Plan(rounds=200), 0)
     for k, i in enumerate(NAMES):
-        (x,) = (p["w"] for p, _ in algorithm.serve(last.sent[i], engine.memories()[i], engine.known[i], ()))
+        (x,) = (
+            p["w"] for p, _ in algorithm.serve(last.sent[i], engine.memories().get(i, Payload()), engine.known[i], ())
+        )
         assert x == pytest.approx((A[k] * B[k] + lam * 3.0) / (A[k] + lam), rel=1e-6)
         assert first.replies[i].fits[0].params["w"] == pytest.approx(tuned(3.0, B[k], A[k], lam, K))
         assert first.sent[i].nbytes == 0 and set(first.replies[i].payload) == set(ps.FineTune.reply)

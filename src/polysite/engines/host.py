@@ -216,7 +216,7 @@ class SiteHost:
         return site.at(request.round)
 
     def _memory(self, request: Asked, site: Site) -> Payload:
-        return (request.memory or Payload()).each(site.lift)
+        return request.memory.each(site.lift) if request.memory else Payload()
 
     def _served(self, request: Asked, site: Site, cases: Cases, number: int | None = None) -> list[tuple[Tree, Cases]]:
         """Return the models that the site uses for these cases, each with its cases."""

@@ -128,8 +128,8 @@ class PhaseSites:
         self.known, self.simulated = known or {}, known is not None
         self._names, self._audience = tuple(sorted(names)), tuple(sorted(audience))
         self.store = store or MemoryStore()
-        self._memory: dict[SiteId, Stored] = {}  # of simulated sites, as last settled
-        self._new: dict[SiteId, Stored] = {}  # memories of this round, kept if the reply is merged
+        self._memory: dict[SiteId, Stored] = {}  # of simulated sites that have one, as last settled
+        self._new: dict[SiteId, Stored | None] = {}  # memories of this round, kept if the reply is merged
         self._replies: dict[SiteId, tuple[Reply, Stored]] = {}  # of this round, if they are only summed
         self._versions: dict[SiteId, int] = {}
         self._round = -1
@@ -189,7 +189,7 @@ class PhaseSites:
     def _reply(self, site: SiteId, response: Trained) -> Reply:
         fits, payload = response.fits, response.payload
         if response.turn is not None:
-            self._new[site] = self.store.put(response.turn.memory)
+            self._new[site] = self._stored(response.turn.memory)
             if self.store.spilled:  # the effort behind a fit, without the model on the device
                 fits = tuple(replace(fit, params={}, twin={}, personal={}) for fit in fits)
         return Reply(payload, fits, response.seconds, payload.nbytes, response.releases)
@@ -209,8 +209,14 @@ class PhaseSites:
     def settle(self, heard: Collection[SiteId]) -> None:
         """Commit the new memories of the sites in ``heard``; all others return to their previous memory."""
         self._versions.update(dict.fromkeys(heard, self._round))
-        self._memory.update({i: m for i, m in self._new.items() if i in heard})
+        self._settle({i: m for i, m in self._new.items() if i in heard})
         self._new, self._replies, self._least = {}, {}, 0
+
+    def _stored(self, memory: Payload) -> Stored | None:
+        return self.store.put(memory) if memory else None
+
+    def _settle(self, new: Mapping[SiteId, Stored | None]) -> None:
+        self._memory = {i: m for i, m in {**self._memory, **new}.items() if m is not None}
 
     def mask_step(
         self, step: MaskStep, round: int, sent: Mapping[SiteId, Payload], least: int
@@ -348,16 +354,13 @@ class PhaseSites:
             status.begun.discard(self.phase)
 
     def memories(self) -> Mapping[SiteId, Payload]:
-        """Return the memories of the sites that the server keeps; those of hospitals stay there."""
-        if not self.simulated:
-            return {}
-        nothing = self.store.put(Payload())
-        return Memories({**dict.fromkeys(self.names, nothing), **self._memory})
+        """Return the memories that the server keeps for sites; those of hospitals stay there."""
+        return Memories(self._memory)
 
     def remember(self, memories: Mapping[SiteId, Payload], versions: Mapping[SiteId, int]) -> None:
         """Restore the sites' memories after a restart. A hospital goes back to the given version, the last round in
         which its reply was merged."""
-        self._memory.update({i: self.store.put(memory) for i, memory in memories.items()})
+        self._settle({i: self._stored(memory) for i, memory in memories.items()})
         self._versions = dict(versions)
 
     def retain(self, versions: Mapping[SiteId, Collection[int]]) -> None:

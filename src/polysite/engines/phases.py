@@ -132,14 +132,19 @@ def run_phases(
         evaluate: How to evaluate the final model; None computes only Dice (or accuracy).
         until: Number of rounds after which to stop with a checkpoint, by raising ``Paused``; None for all rounds.
     """
-    at = resume
-    if at:
-        _go_on(phases, folder, at)
+    at = resume or before_training(phases[:1], params)
+    _go_on(phases, folder, at)
     while True:
         at = _train(phases, params, seed, folder, at, watch, until)
         if at.phase + 1 == len(phases):
             return _finish(phases, folder, at, about, evaluate)
         at = _next(phases, folder, at, params)
+
+
+def before_training(phases: Sequence[Phase], params: Tree) -> Progress:
+    """Return the position before the first round; refuse what an algorithm cannot do with its sites or this network."""
+    states = [p.algorithm.init(p.transport.lift(params), p.transport.names) for p in phases]
+    return Progress(-1, states[0], {})
 
 
 def _go_on(phases: Sequence[Phase], folder: RunFolder, at: Progress) -> None:
@@ -157,28 +162,34 @@ def _train(
     params: Tree,
     seed: int,
     folder: RunFolder,
-    at: Progress | None,
+    at: Progress,
     watch: Watch,
     until: int | None,
 ) -> Progress:
     """Run the remaining rounds of a phase, or those until a pause; returns the position after them."""
-    phase = phases[at.phase if at else 0]
+    phase = phases[at.phase]
     plan, transport, began = phase.plan, phase.transport, time.perf_counter()
-    if at and _is_over(phase, at):  # interrupted after its last round
+    if _is_over(phase, at):  # interrupted after its last round
         transport.remember(at.memories, at.versions)
         return at
-    if at and until is not None and at.round + 1 >= until:
+    if until is not None and at.round + 1 >= until:
         raise Paused
-    resume, at, slow = at, at or Progress(-1, None, {}), False
+    slow = False
     spent = Spent(folder.records(), folder.assessed())
-    rounds = run_rounds(phase.algorithm, transport, params, plan, seed, resume=resume, watch=watch, keep_replies=False)
+    rounds = run_rounds(phase.algorithm, transport, params, plan, seed, resume=at, watch=watch, keep_replies=False)
     for r in rounds:
         record = r.record(at.phase, plan.pooled)
         record = spent.add(replace(record, incidents=(*record.incidents, *transport.incidents())))
         heard = {i: r.index for i in r.replies if i not in r.refused}
         versions = {**at.versions, **heard}
-        at = replace(at, round=r.index, state=r.state, memories=transport.memories(), versions=versions)
-        at = replace(at, guard=r.guard_state)
+        at = replace(
+            at,
+            round=r.index,
+            state=r.state,
+            memories=transport.memories(),
+            versions=versions,
+            guard=r.guard_state,
+        )
         done, ended = r.index + 1 - at.first, is_finished(phase.algorithm, r.state)
         stops = until is not None and r.index + 1 >= until  # a search compares the scores of paused runs
         due = done % plan.validate_every == 0 or done == plan.rounds or ended
@@ -294,7 +305,7 @@ def _keep(
     memories = [Memory(i, name, at.versions.get(i, -1), content) for i, content in at.memories.items() if content]
     kept = tuple(m.site for m in memories)
     if versions is None:
-        versions = {i: v for i, v in at.versions.items() if i not in phase.transport.memories()}
+        versions = {} if phase.transport.simulated else at.versions
     folder.keep(path, Checkpoint(replace(at, memories={}), begins, kept), memories, versions)
     phase.transport.retain(folder.needed())
 

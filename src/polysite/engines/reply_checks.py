@@ -184,7 +184,7 @@ def _sizes(expected: Mapping[str, Kind], got: Payload, reply: Payload) -> tuple[
 
 def _length(value: Tree) -> float:
     """Return ``tree.norm``, computed by the tensors' own norm, which is five times faster on a GPU."""
-    squares = (x.norm() ** 2 if hasattr(x, "norm") else x.reshape(-1) @ x.reshape(-1) for x in value.values())
+    squares = [x.norm() ** 2 if hasattr(x, "norm") else x.reshape(-1) @ x.reshape(-1) for x in value.values()]
     return math.sqrt(float(sum(squares)))
 
 

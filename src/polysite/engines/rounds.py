@@ -146,7 +146,8 @@ def run_rounds(
         known = remarks(algorithm, state)
         if heard:
             state = algorithm.merge(state, replies.merged)
-        came = dict(replies.all) if keep_replies else {i: stripped(r) for i, r in replies.all.items()}
+        held = not keep_replies and replies.total is None and replies.masked is None  # else they have no arrays left
+        came = {i: stripped(r) for i, r in replies.all.items()} if held else dict(replies.all)
         refused = replies.refused
         seen: Mapping[SiteId, SiteGuard] = {}
         alarms: Sequence[tuple[SiteId, str]] = ()

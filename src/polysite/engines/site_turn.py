@@ -89,6 +89,8 @@ def restore_reply(
     algorithm: Algorithm[Any], sent: Payload, reply: Payload, steps: Sequence[OutgoingStep] = ()
 ) -> Payload:
     """Reverse the outgoing steps at the server."""
+    if not steps:
+        return reply
     kinds = kinds_of(algorithm.reply, sent, reply)
     for step in reversed(steps):
         reply = step.restore(kinds, sent, reply)

@@ -295,7 +295,8 @@ class Sites:
         if not isinstance(request, Join) and request.payload:
             crossed = site.last.replace(request.payload)
             site.down += crossed if self._counts else 0
-        self.watch.doing(name, words_of(request), False)
+        if self.join is not None:
+            self.watch.doing(name, words_of(request), False)
 
     def _meet(self, online: Mapping[SiteId, str]) -> None:
         """Notice new connections. What a site was asked over its former connection is lost."""
@@ -350,7 +351,7 @@ class Sites:
             return None
         if isinstance(request, Begin) and isinstance(response, Failed):
             return Refused(response.reason)
-        if not isinstance(response, Refused | Failed):
+        if self.join is not None and not isinstance(response, Refused | Failed):
             self.watch.doing(name, f"answered {words_of(request)}", True)
         if isinstance(response, Measured):
             return Measured(self._counted(site, response.cases))

@@ -35,7 +35,7 @@ from polysite.payload import Payload
 from polysite.study.cases import PreparedCases, deal_cases
 from polysite.study.sites import POOLED, build_module, train_sizes
 from polysite.training import tasks
-from polysite.training.network import Network, device_of
+from polysite.training.network import device_of, leaves_of
 from polysite.tree import Tree
 
 Look = Callable[[Any, Mapping[str, Payload]], None]  # sees the server's state and the memories of the sites
@@ -50,7 +50,8 @@ VERSIONS = 6  # of a hospital's memory and of models on its disk: the last, the 
 
 def initial_params(study: Study, module: Any = None) -> Tree:
     """Return the parameters that every site starts from, without building a site."""
-    return Network(module or build_module(study), replace(study.train, device="cpu", compile=False)).start
+    leaves = leaves_of(build_module(study) if module is None else module)[1]
+    return {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in leaves.items()}
 
 
 # steps and bytes

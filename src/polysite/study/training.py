@@ -16,7 +16,7 @@ from polysite.data.case import SPLITS
 from polysite.data.files import Files
 from polysite.data.slices import left_out
 from polysite.data.split import SiteSplit, table
-from polysite.engines.phases import Evaluate, Phase, find_progress, run_phases
+from polysite.engines.phases import Evaluate, Phase, before_training, find_progress, run_phases
 from polysite.engines.record import Result, mean_score
 from polysite.engines.rounds import Progress
 from polysite.engines.run_folder import RunFolder
@@ -118,14 +118,13 @@ def train(
         logging.getLogger("polysite").warning(remark)
     path = Path(out) if out else RunFolder.fresh(Path("runs"), title(study))
     with open_study(study, dealt, chosen, watch, path, materials) as opened:  # before the folder is made
-        for each in opened.phases:
-            each.algorithm.init(opened.start, each.transport.names)  # may refuse this network
+        begins = before_training(opened.phases, opened.start)
         watch = tracked(watch, track, path)  # before the folder, too: a package may be missing
         before = _before(study, table(dealt), Path(after)) if after else None
         folder = RunFolder.create(path, config.dump(pinned(study)), study.seed, table(dealt), before)
         with folder.alone():
             with logged(folder):
-                at = find_progress(folder, opened.phases) if before else None
+                at = find_progress(folder, opened.phases) if before else begins
             run = conducted(study, dealt, opened, folder, at, watch, evaluate, until)
     return with_page(run, page)
 
@@ -295,7 +294,7 @@ def conduct(
         for line in lines:
             log.info(line)
         total = sum(phase.plan.rounds for phase in phases)
-        watch.begin(folder.path.name, total, *((at.round + 1, at.best_score) if at else (0, 0.0)))
+        watch.begin(folder.path.name, total, *((at.round + 1, at.best_score) if at and at.round >= 0 else (0, 0.0)))
         source = study.data
         about = {"task": source.task, "labels": source.label_names, "modalities": source.modality_names}
         result = run_phases(
