@@ -70,6 +70,11 @@ class Payload(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         raise KeyError(f"no field {name!r} in this payload; it holds {sorted(self)}")
 
+    def __reduce__(self) -> Any:
+        """Return how a copy is made in another process of this run: with plain arrays."""
+        fields = {k: v if isinstance(v, float) else {n: plain(x) for n, x in v.items()} for k, v in self.items()}
+        return _remade, (fields,)
+
     def _unchangeable(self, *given: Any, **more: Any) -> Any:
         raise TypeError("a payload cannot be changed; make a new one")
 
@@ -98,6 +103,10 @@ class Payload(dict[str, Any]):
     def each(self, f: Any) -> "Payload":
         """Return this payload with ``f`` applied to every tree, for example to move it to another device."""
         return Payload(**{k: v if isinstance(v, float) else f(v) for k, v in self.items()})
+
+
+def _remade(fields: Mapping[str, Any]) -> Payload:
+    return Payload(**fields)
 
 
 def likeness(payload: Payload) -> Any:

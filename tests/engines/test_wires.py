@@ -22,13 +22,16 @@ from polysite.deploy import protocol
 from polysite.deploy.coordinator.posted import Envelope, Posted
 from polysite.deploy.flare.messages import cut, pack, unpack
 from polysite.deploy.flare.wire import FlareWire
+from polysite.engines.guard_state import Guard
 from polysite.engines.messages import (
     Begin,
     Begun,
+    Examine,
     ExamineModel,
     Failed,
     MaskTaken,
     MaskTurn,
+    Measured,
     Models,
     Refused,
     Score,
@@ -37,8 +40,10 @@ from polysite.engines.messages import (
     Train,
     Trained,
 )
+from polysite.engines.phase_sites import PhaseSites
 from polysite.engines.ray import cluster
 from polysite.engines.ray.wire import RayWire
+from polysite.engines.rounds import run_rounds
 from polysite.engines.secure.member import packed
 from polysite.engines.simulator import Simulator
 from polysite.engines.sites import Deadlines, Sites
@@ -47,7 +52,7 @@ from polysite.payload import Payload, encode, model_digest
 from quadratic import Quadratic
 from ray_fake import FakeRay
 from wire_ends import Consortium
-from wire_hosts import NAMES, SENT, START, host, sites
+from wire_hosts import CLEANED, NAMES, SENT, START, UNCLEANED, host, network, sites
 
 
 class Hospital:
@@ -68,6 +73,8 @@ class Hospital:
                 return {**protocol.effort_header(response), "seconds": 0.0}, encode(reply)
             case Scored():
                 return protocol.scores_header(response), b""
+            case Measured():
+                return protocol.measures_header(response), b""
             case Models(models=models):
                 return {"digests": list(map(model_digest, models))}, b""
             case MaskTaken(payload=answer):
@@ -173,11 +180,17 @@ def _post(kind, folder):
     yield FlareWire(Tasks(), Context(engine), Signal())
 
 
+def wait_for(wire, names):
+    """Wait until sites are connected; return when a test that waits for more has failed."""
+    end = time.monotonic() + 20
+    while not wire.online().keys() >= {*names}:
+        assert time.monotonic() < end, "a site has not connected"
+    return end
+
+
 def asked(wire, **requests):
     """The responses of the sites that are named, which may come late."""
-    end = time.monotonic() + 20
-    while not wire.online().keys() >= requests.keys():
-        assert time.monotonic() < end, "a site has not connected"
+    end = wait_for(wire, requests)
     found = {site: response for site, _, response in wire.ask(requests, 0.01)}
     while found.keys() != requests.keys():
         assert time.monotonic() < end, "a site does not answer"
@@ -242,10 +255,42 @@ def test_a_phase_begins_from_the_model_that_the_site_was_served(wire):
     assert found["0"].loss == pytest.approx(0.5 * (1.5 + 1.0) ** 2)
 
 
-def test_no_hospital_is_asked_to_examine_a_model_of_another():
-    with pytest.raises(KeyError):
-        protocol.header_of(ExamineModel(payload=SENT), "study", {})
-    assert isinstance(protocol.parse_response(ExamineModel(), {}, bytes, {}, protocol.Subject()), Failed)
+def measures(wire, request):
+    """All measures of the north's cases."""
+    return {e.case: (e.score.labels, e.measures) for e in asked(wire, north=request)["north"].cases}
+
+
+def test_masks_are_cleaned_where_the_scans_are(wire):
+    payload, here = Payload(model=network(CLEANED).start), InProcess({"north": host("north")})
+    found, uncleaned = (Examine(phase=k, round=0, payload=payload, split="validation") for k in (CLEANED, UNCLEANED))
+    assert measures(wire, found) == measures(here, found) != measures(here, uncleaned)
+
+
+def test_a_model_of_another_site_is_examined_in_a_simulation_and_by_no_hospital(wire):
+    """A hospital scores only models that it trains from: any other could be made to tell what its scans look like."""
+    payload, cases = Payload(model=network(CLEANED).start), network(CLEANED).cases("validation")
+    request = ExamineModel(phase=CLEANED, round=0, payload=payload, cases=cases)
+    if isinstance(wire, Posted):
+        with pytest.raises(KeyError):
+            asked(wire, north=request)
+        assert isinstance(protocol.parse_response(request, {}, bytes, {}, protocol.Subject()), Failed)
+    else:
+        own = Examine(phase=CLEANED, round=0, payload=payload, split="validation")
+        assert measures(wire, request) == measures(wire, own)
+
+
+def guarded(wire):
+    """Three rounds in which the longer change is shortened: the model, and what the guard saw."""
+    engine = PhaseSites(ps.FedAvg(), Sites(wire, NAMES), known=sites(), names=NAMES, audience=NAMES)
+    plan = ps.Plan(rounds=3, guard=Guard(use="on", clip=1.0))
+    rounds = run_rounds(ps.FedAvg(), engine, START, plan, seed=0, keep_replies=False)
+    return [(r.state.model["w"].item(), r.guard, r.traffic) for r in rounds]
+
+
+def test_the_guard_sees_and_does_the_same(wire):
+    wait_for(wire, NAMES)
+    found, expected = guarded(wire), guarded(InProcess({name: host(name) for name in NAMES}))
+    assert found == expected and any(seen.clipped for _, guard, _ in expected for seen in guard.values())
 
 
 class Faulty(InProcess):

@@ -11,7 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from polysite.engines.ray.placement import Node, Place, find_room, place, spread
@@ -19,7 +19,7 @@ from polysite.engines.ray.worker import SiteWorker
 from polysite.engines.record import Incident, incident
 from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, PolysiteError, RunError, shown
-from polysite.payload import Payload, SiteId
+from polysite.payload import SiteId
 
 ATTEMPTS = 5  # losses of a site's worker without a result; a turn that kills its worker every time ends the run
 PATIENCE = 60.0  # seconds without an answer of a starting worker before the log says so
@@ -94,7 +94,6 @@ class Seat:
     place: Place
     actor: Any
     number: int
-    memories: dict[tuple[int, SiteId], list[tuple[int, Payload]]] = field(default_factory=dict)  # by phase and site
 
 
 class Workers:

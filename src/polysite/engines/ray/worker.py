@@ -1,8 +1,4 @@
-"""A worker process of the Ray engine: it has the hosts of several sites, which share a network.
-
-Payloads and models arrive and leave as plain arrays. A memory has a number: the server names the one that a turn begins
-with, and sends it along only if this worker does not have it.
-"""
+"""A worker process of the Ray engine: it has the hosts of several sites, which share a network."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +8,11 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from polysite.engines.host import SiteHost
-from polysite.engines.messages import Begin, Begun, HostRequest, MaskTaken, Measured, Models, Response, Trained
+from polysite.engines.messages import Begin, Begun, HostRequest, Measured, Models, Response, Trained
+from polysite.engines.site_turn import Turn
 from polysite.payload import Payload, SiteId, plain
 from polysite.site import Cases
 from polysite.tree import Tree
-
-Packed = dict[str, Any]  # fields of a payload: numbers, or arrays by name
-NOTHING = 0  # number of the empty memory
 
 
 class Holding(Protocol):
@@ -43,11 +37,6 @@ class Holding(Protocol):
     def shares(self, name: SiteId, case: str) -> Any:
         """Return the shares of the labels in a case."""
         ...
-
-
-def pack(payload: Payload) -> Packed:
-    """Return a payload as plain arrays and numbers."""
-    return {k: v if isinstance(v, float) else packed(v) for k, v in payload.items()}
 
 
 def packed(params: Tree) -> Tree:
@@ -76,7 +65,6 @@ class SiteWorker:
         torch.set_num_threads(threads)
         self._opener, self._recipe, self._device = opener, recipe, device
         self._hosts: dict[SiteId, SiteHost] = {}
-        self._memories: dict[tuple[int, SiteId], dict[int, Packed]] = {}
 
     def load(self, names: Sequence[SiteId]) -> dict[SiteId, Mapping[str, Any]]:
         """Load the cases of more sites; returns facts about them."""
@@ -84,42 +72,25 @@ class SiteWorker:
         return {name: self._holding.describe(name) for name in names}
 
     def answer(
-        self,
-        name: SiteId,
-        request: HostRequest,
-        got: Packed,
-        memory: Packed | None,
-        start: Tree | None,
-        at: int,
-        new: int,
-    ) -> Any:
-        """Return a site's response to a request, with payloads as plain arrays.
+        self, name: SiteId, request: HostRequest, got: Payload, memory: Payload | None, start: Tree | None
+    ) -> Response:
+        """Return a site's response to a request, without what stays here.
 
         Args:
             name: The site.
             request: The request, without its payload, memory and start.
             got: The payload.
-            memory: The memory; None if it is here.
+            memory: The memory.
             start: The model that a phase begins from.
-            at: Number of the memory.
-            new: Number that a new memory gets.
         """
         if name not in self._hosts:
             self._hosts[name] = self._holding.host(name)
-        host, known = self._hosts[name], self._memories.setdefault((request.phase, name), {})
-        if memory is not None:
-            known[at] = memory
-        payload = Payload(**got).each(host.phases[request.phase].site.lift)
-        request = replace(request, payload=payload, memory=Payload(**known[at]) if at != NOTHING else None)
+        host = self._hosts[name]
+        payload = got.each(host.phases[request.phase].site.lift)
+        request = replace(request, payload=payload, memory=memory)
         if isinstance(request, Begin):
             request = replace(request, start=start)
-        response = host.answer(request)
-        if isinstance(response, Trained) and response.turn is not None:
-            fresh = pack(response.turn.memory)
-            self._memories[request.phase, name] = {**{k: m for k, m in known.items() if k == at}, new: fresh}
-            fits = tuple(replace(fit, params={}, twin={}, personal={}) for fit in response.fits)
-            return "trained", pack(response.payload), fits, response.seconds, response.releases, fresh
-        return _sendable(response, payload)
+        return _sendable(host.answer(request), payload)
 
     @cached_property
     def _holding(self) -> Holding:
@@ -136,11 +107,12 @@ class SiteWorker:
         return self._holding.shares(name, case)
 
 
-def _sendable(response: Response, got: Payload) -> Any:
-    """Return a response as values that Ray can send: a model that arrived in the payload as the name of its field."""
+def _sendable(response: Response, got: Payload) -> Response:
+    """Return a response as Ray sends it: models as plain arrays, or by the name of the field in which they arrived."""
     match response:
-        case MaskTaken():
-            return "mask", pack(response.payload)
+        case Trained(turn=Turn(memory=memory)):
+            fits = tuple(replace(fit, params={}, twin={}, personal={}) for fit in response.fits)
+            return replace(response, fits=fits, turn=Turn(Payload(), memory, fits, response.seconds, {}))
         case Begun():
             return Begun()
         case Measured():
