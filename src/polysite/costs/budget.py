@@ -18,6 +18,8 @@ ATTEMPTS = 8  # largest number of estimates, each scaled from the cost of the la
 def spent(exchanges: Iterable[Mapping[SiteId, Load]], kind: Kind) -> int:
     """Return the rounds of a run, its local steps at all sites, or its bytes from and to all sites.
 
+    Sites that are sent nothing train alone: the bytes of their scores do not count.
+
     >>> run = [{"a": Load(steps=3, down=8, up=16), "b": Load(steps=1, down=8, up=16)}] * 10
     >>> spent(run, "rounds"), spent(run, "steps"), spent(run, "bytes")
     (10, 40, 480)
@@ -26,7 +28,9 @@ def spent(exchanges: Iterable[Mapping[SiteId, Load]], kind: Kind) -> int:
     if kind == "rounds":
         return len(loads)
     whole = total(loads)
-    return whole.steps if kind == "steps" else whole.down + whole.up
+    if kind == "steps":
+        return whole.steps
+    return whole.down + whole.up if whole.down else 0
 
 
 def rounds_for(budget: int, cost: Callable[[int], int], rounds: int) -> int:
