@@ -7,6 +7,7 @@ memory. Bytes are counted at the real size of the arrays.
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from polysite.costs.model import Load
 from polysite.payload import LastPayload, Payload, SiteId
 from polysite.site import Budget, Cases, CaseScore, Fit, Objective, Scores, Sketch
 from polysite.tree import Tree
+
+DIGEST = 32  # bytes by which a site says which model it begins from
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,8 @@ def rehearse(
     validation: Mapping[SiteId, int] | None = None,
     validate_every: int = 1,
     numbers: int = 0,
+    handed: Mapping[SiteId, int] = MappingProxyType({}),
+    final: bool = False,
     modalities: int = 1,
     look: Callable[[Any, Mapping[SiteId, Payload]], None] | None = None,
 ) -> Iterator[dict[SiteId, Load]]:
@@ -139,6 +144,8 @@ def rehearse(
         validation: Number of validation cases of every site.
         validate_every: Rounds between validations.
         numbers: Numbers in the score of a case.
+        handed: Bytes by which every site gets the model that the first round begins from, in a later phase of a study.
+        final: Whether the best model is evaluated after the last round.
         modalities: Modalities of an image.
         look: Called after every round with the server's state and the memories of the sites.
     """
@@ -146,9 +153,13 @@ def rehearse(
     start = {k: np.ones((1,) * len(v.shape), str(v.dtype).rpartition(".")[2]) for k, v in params.items()}
     names = sorted(i for i, n in train.items() if n)
     state, memory = algorithm.init(start, names), {i: Payload() for i in names}
-    kept = {i: LastPayload() for i in {*names, *(validation or {})}}
+    validation = validation or {}
+    kept = {i: LastPayload() for i in {*names, *validation}}
+    for i in handed:
+        kept[i].replace(Payload(model=start))
     trained: dict[SiteId, Load] = {}
     scored: dict[SiteId, Load] = {}
+    served: Mapping[SiteId, Payload] = {}
 
     def crossing(site: SiteId, payload: Payload) -> int:
         return _nbytes(payload, elements) if kept[site].replace(payload) else 0
@@ -168,17 +179,27 @@ def rehearse(
             if look:
                 look(state, memory)
         ended = is_finished(algorithm, state)
+        last = ended or index + 1 == rounds
         loads = dict(trained)
-        if validation and ((index + 1) % validate_every == 0 or index + 1 == rounds or ended):
+        if validation and (last or (index + 1) % validate_every == 0):
             if rehearsed or not scored:
                 served = serving_payloads(algorithm, state, sorted(validation))
                 scored = {i: Load(0, n, crossing(i, served[i]), 8 * numbers * n) for i, n in validation.items()}
             for i, load in scored.items():
-                mine = loads.get(i, Load())
-                loads[i] = replace(mine, cases=load.cases, down=mine.down + load.down, up=mine.up + load.up)
+                _add(loads, i, load.down + (_nbytes(served[i], elements) if last and final else 0), load.up)
+                loads[i] = replace(loads[i], cases=load.cases)
+        if not index:
+            for i, size in handed.items():
+                _add(loads, i, size, DIGEST)
         yield loads
         if ended:
             return
+
+
+def _add(loads: dict[SiteId, Load], site: SiteId, down: int, up: int = 0) -> None:
+    """Add bytes to the load of a site."""
+    mine = loads.get(site, Load())
+    loads[site] = replace(mine, down=mine.down + down, up=mine.up + up)
 
 
 def traffic(algorithm: Algorithm[Any], params: Tree, sites: Sequence[SiteId]) -> dict[SiteId, tuple[int, int]]:

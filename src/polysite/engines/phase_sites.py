@@ -31,6 +31,7 @@ from polysite.engines.messages import (
     Serve,
     Train,
     Trained,
+    bytes_of,
 )
 from polysite.engines.record import Incident
 from polysite.engines.secure.member import MaskStep
@@ -133,6 +134,7 @@ class PhaseSites:
         self._replies: dict[SiteId, tuple[Reply, Stored]] = {}  # of this round, if they are only summed
         self._versions: dict[SiteId, int] = {}
         self._round = -1
+        self.began: frozenset[SiteId] | None = None  # sites that have a model to begin this phase from
         self._least = 0  # number of masked replies that a secure sum needs
 
     @property
@@ -246,7 +248,10 @@ class PhaseSites:
         ``others`` also examines every site's model on the cases of all other sites.
         """
         if others:
-            yield from self._examine_others(round, sent, split, tolerance)
+            with self.sites.uncounted():  # no hospital's model goes to others: what would cross are its own measures
+                for owner, host, examined in self._examine_others(round, sent, split, tolerance):
+                    self.sites.status[host].up += bytes_of(examined) if owner == host else 0
+                    yield owner, host, examined
             return
         requests = self._requests(sent, partial(Examine, split=split, tolerance=tolerance), round)
         scored = False
@@ -333,6 +338,7 @@ class PhaseSites:
     def begin(self, round: int, served: Served) -> None:
         """Have every site begin this phase from the models that it was served, before its next request."""
         shared, origin, simulated = served.shared, served.origin, self.simulated
+        self.began = frozenset({*served.models, *served.hidden})
 
         def beginning(site: SiteId) -> Begin | None:
             if simulated:

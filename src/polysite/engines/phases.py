@@ -267,8 +267,7 @@ def enter_phase(phases: Sequence[Phase], index: int, folder: RunFolder, everyone
     phase = phases[index]
     begun = load_checkpoint(folder, folder.phase(index), phases)
     best, before = begun.at, phases[begun.at.phase]
-    if best.phase:
-        enter_phase(phases, best.phase, folder, everyone)
+    _begin_earlier(phases, best.phase, folder, everyone)
     before.transport.remember(best.memories, best.versions)
     concerned = everyone or sorted({*before.transport.names, *before.transport.audience})
     sent = serving_payloads(before.algorithm, best.state, concerned)
@@ -286,6 +285,13 @@ def enter_phase(phases: Sequence[Phase], index: int, folder: RunFolder, everyone
         )
     phase.transport.begin(begun.begins, served)
     return next((models[0] for models in served.models.values()), {})
+
+
+def _begin_earlier(phases: Sequence[Phase], index: int, folder: RunFolder, everyone: Sequence[SiteId]) -> None:
+    """Have sites start an earlier phase, unless they have done so since this process began."""
+    began = phases[index].transport.began
+    if index and (began is None or not began.issuperset(everyone)):
+        enter_phase(phases, index, folder, everyone)
 
 
 def _keep(
@@ -369,8 +375,7 @@ def find_best(
     ``everyone`` names the sites that the models concern, if these are not the sites of the study.
     """
     best = load_checkpoint(folder, folder.best(round), phases).at
-    if best.phase:
-        enter_phase(phases, best.phase, folder, everyone)
+    _begin_earlier(phases, best.phase, folder, everyone)
     phases[best.phase].transport.remember(best.memories, best.versions)
     return phases[best.phase], best
 
@@ -382,8 +387,7 @@ def find_own(folder: RunFolder, phases: Sequence[Phase], sites: Sequence[SiteId]
     sent: dict[SiteId, Payload] = {}
     memories: dict[SiteId, Payload] = {}
     versions: dict[SiteId, int] = {}
-    if len(phases) > 1:
-        enter_phase(phases, len(phases) - 1, folder, sites)
+    _begin_earlier(phases, len(phases) - 1, folder, sites)
     for round in sorted(set(mine.values())):
         at, users = load_checkpoint(folder, folder.own(round), phases).at, [i for i in sites if mine[i] == round]
         sent |= serving_payloads(phase.algorithm, at.state, users)

@@ -359,7 +359,7 @@ class Sites:
 
     def _counted(self, site: SiteStatus, cases: Iterable[Examined]) -> Iterator[Examined]:
         for each in cases:
-            site.up += bytes_of(each)
+            site.up += bytes_of(each) if self._counts else 0
             yield each
 
     def traffic(self) -> tuple[dict[SiteId, int], dict[SiteId, int]]:

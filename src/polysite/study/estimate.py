@@ -9,7 +9,7 @@ they leave the device when they do not fit (``engines/memory_store.py``).
 """
 
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import ceil, prod
 from pathlib import Path
@@ -85,27 +85,13 @@ def loads(
     train = {site: len(splits["train"]) for site, splits in dealt.items() if splits["train"]}
     validation = {site: len(splits["validation"]) for site, splits in dealt.items() if splits["validation"]}
     done: list[Mapping[str, Load]] = []
-    for phase in config.phases(study):
+    for k, phase in enumerate(config.phases(study)):
         algorithm: Any = phase.algorithm
         few = None if facts(algorithm).exchanges else most  # such an algorithm needs all its rounds
         if most and hasattr(algorithm, "restarts"):
             phase = replace(phase, algorithm=replace(algorithm, restarts=1))  # one start of a mixture will do
-        done += _rehearsed(phase, params, train, validation, done, look, few)
-    if not study.run.pooled:  # the final evaluation
-        done[-1] = _with_model(done[-1], done, validation)
+        done += _rehearsed(phase, params, train, validation, done, look, few, k == len(study.then))
     return done
-
-
-def _with_model(
-    load: Mapping[str, Load], rounds: Sequence[Mapping[str, Load]], sites: Collection[str]
-) -> dict[str, Load]:
-    """Return the load of a round with the best model of these rounds sent to sites once more."""
-    found = dict(load)
-    for site in sites:
-        mine = found.get(site, Load())
-        model = min((each[site].down for each in rounds if site in each and each[site].down), default=0)
-        found[site] = replace(mine, down=mine.down + model)
-    return found
 
 
 def _rehearsed(
@@ -116,8 +102,10 @@ def _rehearsed(
     before: Sequence[Mapping[str, Load]] = (),
     look: Look | None = None,
     most: int | None = None,
+    final: bool = False,
 ) -> list[Mapping[str, Load]]:
-    """Return the load of every site in each round of a phase. The first round includes the model handed over."""
+    """Return the load of every site in each round of a phase. The first round includes the model handed over, and the
+    last one, with ``final``, the evaluation of the best model."""
     plan = study.run
     if plan.pooled:
         train, validation = {POOLED: sum(train.values())}, {POOLED: sum(validation.values())}
@@ -137,15 +125,20 @@ def _rehearsed(
             validation=validation,
             validate_every=plan.validate_every,
             numbers=len(study.data.label_names) + 1 if study.data.task == "segmentation" else 4,
+            handed={i: _model(before, i) for i in train if before},
+            final=final,
             modalities=len(study.data.modality_names),
             look=look,
         )
     )
-    if before:
-        loads[0] = _with_model(loads[0], before, train)
     if plan.pooled:
         loads = [{i: replace(load, down=0, up=0) for i, load in each.items()} for each in loads]
     return [{i: replace(load, trials=trials(study.algorithm)) for i, load in each.items()} for each in loads]
+
+
+def _model(rounds: Sequence[Mapping[str, Load]], site: str) -> int:
+    """Return the bytes of the model that a site was sent in earlier rounds."""
+    return min((each[site].down for each in rounds if site in each and each[site].down), default=0)
 
 
 def exchanged(phase: Study, params: Tree, train: Mapping[str, int]) -> tuple[int, int, int]:
