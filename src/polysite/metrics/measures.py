@@ -12,15 +12,14 @@ cases out, as the published code of Manthe et al. 2023 and 2024 does, rewards a 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal, get_args
 
 from polysite.errors import ConfigError
 from polysite.metrics.overlap import overlap
-from polysite.metrics.surface import Surfaces
-from polysite.metrics.surface import surfaces as numpy_surfaces
+from polysite.metrics.surface import surfaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,6 @@ def measure(
     truth: Any,
     spacing: Sequence[float],
     tolerance: float = 1.0,
-    surfaces: Callable[[Any, Any, Sequence[float]], Surfaces] = numpy_surfaces,
 ) -> dict[str, float]:
     """Return all measures of two boolean masks, with the voxels of both and the diagonal of the image.
 
@@ -92,7 +90,6 @@ def measure(
         truth: Ground truth.
         spacing: Voxel size per axis.
         tolerance: Tolerance of the NSD, in the unit of the spacing.
-        surfaces: Function for the type of array; `polysite.training.surface.surfaces` for tensors.
     """
     counts = overlap(predicted, truth)
     apart = surfaces(predicted, truth, spacing)

@@ -21,11 +21,9 @@ from polysite import tree
 from polysite.data.case import SPLITS, Case
 from polysite.data.prepare import Prepare
 from polysite.errors import ConfigError, DataError, RunError
-from polysite.metrics import surface
 from polysite.metrics.measures import measure
 from polysite.radiomics import NAMES, Settings, comparable, features
 from polysite.site import Budget, Cases, CaseScore, Examined, Fit, Objective, Scores, Sketch, Tilt
-from polysite.training import surface as device_surface
 from polysite.training import tasks
 from polysite.training.cleaning import cleaned
 from polysite.training.clipping import clip
@@ -434,14 +432,9 @@ class TorchSite:
                 classes = {"predicted": float(logits.argmax()), "true": float(truth.argmax())}
                 yield Examined(name, score, {self.labels[int(truth.argmax())]: {**score.labels, **classes}}, unit=unit)
                 continue
-            masks: Any = self._masks(name, logits)
-            truths: Any = truth.bool()
-            surfaces: Any = device_surface.surfaces
-            if logits.device.type == "cpu":
-                masks, truths, surfaces = masks.numpy(), truths.numpy(), surface.surfaces
+            masks, truths = self._masks(name, logits).cpu().numpy(), truth.bool().cpu().numpy()
             measures = {
-                label: measure(p, t, spacing, tolerance, surfaces)
-                for label, p, t in zip(self.labels, masks, truths, strict=True)
+                label: measure(p, t, spacing, tolerance) for label, p, t in zip(self.labels, masks, truths, strict=True)
             }
             yield Examined(name, score, measures, packed(masks), unit)
 
