@@ -17,7 +17,7 @@ CASES = {
     "averaged scaffold, by size": ps.Averaged(0.8, ps.Scaffold(uniform=False)),
     "averaged, weighted": ps.Averaged(0.5, ps.Weighted({"b": 0.3})),
     "clustered averages": ps.Clustered({"north": ("a", "c"), "south": ("b", "d")}, ps.Averaged(0.5)),
-    "cfft": ps.Cfft(components=(2,), rounds=3, fewest=0, dimensions=2),
+    "cfft": ps.Cfft(components=(2,), rounds=3, dimensions=2),
     "cfft, together": ps.Cfft(components=(2,), rounds=3, dimensions=2, together=True),
     "cfft, pooled": ps.Cfft(components=(2,), rounds=3, fit="pooled", dimensions=2, steps=2),
     "cfl": ps.Cfl(eps1=0.4, eps2=0.3, after=1),
