@@ -32,7 +32,6 @@ CASES = {
     "fedamp": ps.FedAMP(),
     "fedamp, as given": ps.FedAMP(0.5, sigma=3.0, alpha=0.5, decay=0.99, every=2, on=("body.*",)),
     "fedamp, by direction": ps.FedAMP(cosine=3.0, own=0.4),
-    "fedamp, frozen": ps.FedAMP(1.0, freeze=True),
     "fedavg, fixed epochs": ps.FedAvg(epochs=2),
     "fedavg, fixed iterations": ps.FedAvg(steps=3),
     "fedavg, uniform": ps.FedAvg(uniform=True),

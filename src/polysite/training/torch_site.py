@@ -205,12 +205,6 @@ class TorchSite:
         site.train, site._loss = train, tasks.CaseLoss(self.task, tasks.check_loss(self.task, train.loss))
         return site
 
-    def using(self, network: Network) -> "TorchSite":
-        """Return this site with another network."""
-        site = copy.copy(self)
-        site.network, site._start = network, network.start
-        return site
-
     def lift(self, params: Tree) -> Tree:
         """Return the parameters on the device of this site."""
         device = self.network.device
