@@ -15,7 +15,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from polysite.errors import ConfigError
 from polysite.metrics.overlap import overlap
@@ -78,8 +81,8 @@ Kind = Literal["", "missed", "false alarm", "both empty"]
 
 
 def measure(
-    predicted: Any,
-    truth: Any,
+    predicted: NDArray[np.bool_],
+    truth: NDArray[np.bool_],
     spacing: Sequence[float],
     tolerance: float = 1.0,
 ) -> dict[str, float]:

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from polysite.errors import ConfigError, DataError
-from polysite.metrics.overlap import BACKGROUND, counted, overlaps
+from polysite.metrics.overlap import BACKGROUND, counted
 from polysite.site import CaseScore
 
 
@@ -46,10 +46,6 @@ class Outline:
     def masks(self, logits: torch.Tensor) -> torch.Tensor:
         """Return a mask per label."""
         return logits > 0
-
-    def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
-        """Return the Dice of every label."""
-        return dice_score(labels, self.masks(logits), truth, loss)
 
 
 @dataclass(frozen=True)
@@ -89,10 +85,6 @@ class Exclusive:
         chosen = logits.argmax(0)
         return torch.stack([chosen == label for label in range(1, len(logits))])
 
-    def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
-        """Return the Dice of every label."""
-        return dice_score(labels, self.masks(logits), truth, loss)
-
 
 @dataclass(frozen=True)
 class Classify:
@@ -120,7 +112,7 @@ class Classify:
         """Return True for the predicted class."""
         return torch.arange(len(logits), device=logits.device) == logits.argmax()
 
-    def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
+    def score(self, logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
         """Return the accuracy (0 or 1), the predicted and the true class."""
         predicted, true = int(logits.argmax()), int(truth.argmax())
         return CaseScore({"accuracy": float(predicted == true)}, loss, predicted, true)
@@ -148,14 +140,8 @@ def tally(masks: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 
 
 def tallied(labels: Sequence[str], counts: Sequence[tuple[int, int, int]], voxels: int, loss: float) -> CaseScore:
-    """Return the score of a case from the numbers of ``tally``."""
+    """Return the Dice of every label of a case, with the counts of voxels, from the numbers of ``tally``."""
     found = {k: counted(*each, voxels) for k, each in zip((BACKGROUND, *labels), counts, strict=True)}
-    return CaseScore({k: found[k].dice for k in labels}, loss, counts={k: o.count for k, o in found.items()})
-
-
-def dice_score(labels: Sequence[str], masks: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
-    """Return the Dice of every label, with the counts of voxels, from masks."""
-    found = overlaps(labels, masks, truth.bool())
     return CaseScore({k: found[k].dice for k in labels}, loss, counts={k: o.count for k, o in found.items()})
 
 
