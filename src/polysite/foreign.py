@@ -69,6 +69,9 @@ def without_removed(given: Mapping[str, Any], where: str = "", at: str = "") -> 
     kept: dict[str, Any] = {}
     for key, value in given.items():
         gone = REMOVED.get(at + key)
+        if gone is None and at + key == "then" and isinstance(value, list):  # phases have the keys of a study
+            kept[key] = [without_removed(phase, where) if isinstance(phase, Mapping) else phase for phase in value]
+            continue
         if gone is None:
             kept[key] = without_removed(value, where, f"{at}{key}.") if isinstance(value, Mapping) else value
             continue

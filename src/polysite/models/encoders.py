@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -28,26 +28,6 @@ COMPONENTS = 2
 MAX_VOXELS = 1 << 21  # 128 a side; a larger volume is shrunk
 MIN_SIDE = 16  # voxels: two positions of the bundled encoder; a smaller side is stretched
 SHIPPED = Path(__file__).with_name("encoder.safetensors")
-
-
-class Encoder(Protocol):
-    """A choice of ``[encoder] name``."""
-
-    channels: ClassVar[int]
-
-    @property
-    def words(self) -> str:
-        """Description for a report."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of the weights."""
-        ...
-
-    def build(self) -> "torch.nn.Module":
-        """Return the network with its weights: (batch, 1, *space) to (batch, channels, *smaller), in float32."""
-        ...
 
 
 class Weights:
@@ -82,7 +62,7 @@ class Bundled(Weights):
         return SHIPPED
 
     def build(self) -> "torch.nn.Module":
-        """Return the network with its weights."""
+        """Return the network with its weights: (batch, 1, *space) to (batch, channels, *smaller), in float32."""
         import safetensors
         import safetensors.torch
 
@@ -154,7 +134,9 @@ class MedicalNet(Weights):
                 yield str(name).removeprefix("module."), value
 
 
-ENCODERS: Mapping[str, type[Bundled] | type[MedicalNet]] = {"bundled": Bundled, "medicalnet": MedicalNet}
+Encoder = Bundled | MedicalNet
+
+ENCODERS: Mapping[str, type[Encoder]] = {"bundled": Bundled, "medicalnet": MedicalNet}
 
 
 class Embedder:
