@@ -74,7 +74,7 @@ def test_a_removed_key_is_ignored_and_reported_once_in_a_run_and_refused_in_a_st
 
 
 def test_a_removed_key_is_ignored_in_a_phase_and_refused_in_that_of_a_study(tmp_path):
-    phase = '[[then]]\nalgorithm.name = "cfft"\nrun.rounds = 100\n'
+    phase = '[[then]]\nalgorithm.name = "cfft"\nrun.rounds = 200\n'
     assert config.parse(f"{phase}algorithm.fewest = 5\n") == config.parse(phase)
     study = tmp_path / "study.toml"
     study.write_text(f"{phase}algorithm.fewest = 5\n")
