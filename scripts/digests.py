@@ -290,7 +290,7 @@ CLUSTERS = f"""{PHANTOM}
 [run]
 rounds = 2
 [[then]]
-algorithm = {{ name = "cfft", components = 2, rounds = 3, fewest = 0, dimensions = 3 }}
+algorithm = {{ name = "cfft", components = 2, rounds = 3, dimensions = 3 }}
 run.rounds = 80
 """
 FILES = """
@@ -339,7 +339,7 @@ permutations = 99
 resamples = 100
 projections = 0
 """
-POOLED = CLUSTERS.replace("fewest = 0", 'fewest = 0, fit = "pooled"')
+POOLED = CLUSTERS.replace("rounds = 3", 'rounds = 3, fit = "pooled"')
 
 
 def contract(_: Path) -> Iterator[tuple[str, str]]:

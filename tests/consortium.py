@@ -67,7 +67,7 @@ NEEDS = {
     "ifca": {"algorithm.k": "2"},
     "pfedme": {"algorithm.outer": "3"},
 }
-CLUSTERS = "components = 2\nrounds = 1\ndimensions = 2\nrestarts = 1\niterations = 2\nfewest = 1\n"
+CLUSTERS = "components = 2\nrounds = 1\ndimensions = 2\nrestarts = 1\niterations = 2\n"
 AFTER = {"fine_tune": "", "interpolated": "", "cfft": CLUSTERS}
 
 

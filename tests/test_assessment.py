@@ -152,7 +152,7 @@ def test_under_secure_sums_an_assessment_needs_noise(tmp_path):
 
 def test_other_encoders_are_checked_before_anything_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(assessment, "assessed_sites", lambda *given: pytest.fail("measured"))
-    for names, said in ((("deepbett",), "did you mean 'deepbet'"), (("medicalnet",), "encoder.path is missing")):
+    for names, said in ((("bundlet",), "did you mean 'bundled'"), (("medicalnet",), "encoder.path is missing")):
         with pytest.raises(ConfigError, match=said):
             found(replace(DRAWN, assess=replace(FAST, other_encoders=names)), tmp_path / "found")
 

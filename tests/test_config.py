@@ -36,7 +36,7 @@ STUDIES = {
         prepare=ps.Prepare(orientation="LPS", spacing=(1.0, 1.5, 2.0), clip=(-200.0, 1e3), crop=False)
     ),
     "assessment": ps.Study(assess=ps.Assess(take=2, levels=16, modalities="mean"), encoder=ps.MedicalNet("w.pth")),
-    "literal": ps.Study(assess=ps.Assess(take="literal"), encoder=ps.DeepBet()),
+    "literal": ps.Study(assess=ps.Assess(take="literal")),
     "classes": ps.Study(model=ps.DenseNet(blocks=(2, 2), growth=4)),
     **{name: ps.Study(federation=federation()) for name, federation in FEDERATIONS.items()},
 }

@@ -250,7 +250,7 @@ def test_names_are_nothing_but_names_on_the_page(tmp_path):
     assert clusters.tsne(np.arange(4.0)[:, None]) is None  # too few cases for a map
 
 
-TINY_BINS, TOO_MANY = Settings(bin_width=1e-6), MixtureSettings(components=10, fewest=0)
+TINY_BINS, TOO_MANY = Settings(bin_width=1e-6), MixtureSettings(components=10)
 SQUARE = {"prepare": Prepare(normalise="padded"), "train": Train(patch=(8, 8))}
 
 
@@ -262,7 +262,6 @@ SQUARE = {"prepare": Prepare(normalise="padded"), "train": Train(patch=(8, 8))}
         (study(), {"settings": TINY_BINS}, ConfigError, "case 'north-000' of site 'north', t1: bin_width"),
         (study(**SQUARE), {}, ConfigError, r"train.patch = \[8, 8\] has 2 sides for 3D data"),
         (study(), {"clusters": TOO_MANY}, DataError, "3 cases cannot be 10 clusters"),
-        (study(), {"clusters": MixtureSettings(components=2, fewest=5)}, DataError, "none of 2 sites has 5 cases"),
     ],
 )
 def test_what_is_refused(tmp_path, of, change, error, words):

@@ -71,3 +71,12 @@ def test_a_removed_key_is_ignored_and_reported_once_in_a_run_and_refused_in_a_st
     study.write_text(old.replace("haste = 2", "haste = 0"))
     assert config.load(study) == config.parse(known)
     assert caplog.messages == ["the configuration: train.haste no longer exists and is ignored; set train.lr"]
+
+
+def test_a_removed_key_is_ignored_in_a_phase_and_refused_in_that_of_a_study(tmp_path):
+    phase = '[[then]]\nalgorithm.name = "cfft"\nrun.rounds = 200\n'
+    assert config.parse(f"{phase}algorithm.fewest = 5\n") == config.parse(phase)
+    study = tmp_path / "study.toml"
+    study.write_text(f"{phase}algorithm.fewest = 5\n")
+    with pytest.raises(ConfigError, match=r"algorithm\.fewest = 5: this key no longer exists; choose run\.secure\.use"):
+        config.load(study)

@@ -131,7 +131,7 @@ class Clusters:
         for site, cluster in zip(self.table.sites, self.names, strict=True):
             counts[site][str(int(cluster) - 1)] += 1
         held = {site: {c: float(n) for c, n in own.items()} for site, own in counts.items()}
-        return remarks(held, len(self.mixture.weights), self.fit.agreement, self.settings.fewest)
+        return remarks(held, len(self.mixture.weights), self.fit.agreement)
 
     @property
     def vectors(self) -> Values:
@@ -280,7 +280,7 @@ def _described(study: Study, settings: Settings, label: str | None, threads: int
 def outliers(table: Table) -> tuple[Outlier, ...]:
     """Return the features that make cases outliers, as every site finds its own: see ``radiomics.outliers``."""
     sites = {site: table.only(np.flatnonzero([s == site for s in table.sites])) for site in dict.fromkeys(table.sites)}
-    shared = far.share({site: own.values for site, own in sites.items()})
+    shared = far.share(np.asarray(table.values, np.float64))
     found = []
     for site, own in sites.items():
         for each in far.find(own.values, shared):

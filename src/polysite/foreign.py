@@ -50,6 +50,8 @@ class Removed:
 # by dotted key: of a study, or with site., policy. or server. before it, of the file with this name
 REMOVED = {
     "train.clean.auto": Removed("choose a fixed cleaning, such as train.clean.largest = true", idle=False),
+    "algorithm.freeze": Removed("leave it out: distances are measured in every round", idle=False),
+    "algorithm.fewest": Removed("choose run.secure.use = 'on' with algorithm.together = true", idle=0),
     "run.guard.jury": Removed("leave it out, or choose a robust rule (docs/algorithms.md#attacks)", idle=0),
 }
 _reported: set[str] = set()
@@ -67,6 +69,9 @@ def without_removed(given: Mapping[str, Any], where: str = "", at: str = "") -> 
     kept: dict[str, Any] = {}
     for key, value in given.items():
         gone = REMOVED.get(at + key)
+        if gone is None and at + key == "then" and isinstance(value, list):  # phases have the keys of a study
+            kept[key] = [without_removed(phase, where) if isinstance(phase, Mapping) else phase for phase in value]
+            continue
         if gone is None:
             kept[key] = without_removed(value, where, f"{at}{key}.") if isinstance(value, Mapping) else value
             continue

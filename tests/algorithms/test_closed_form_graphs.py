@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -261,6 +262,18 @@ def test_scad_shrinks_to_the_least_of_penalty_and_distance(d):
     assert prox(d) == pytest.approx(grid[int(np.argmin(values))], abs=abs(d) / 3000)
 
 
+class Pair(NamedTuple):
+    delta: dict
+    share: float
+    gap: float
+
+
+def pairs_of(state):
+    """What the server of FPFC knows of every pair of sites, by their names."""
+    pairs = zip(combinations(state.models, 2), state.lengths, strict=True)
+    return {p: Pair({k: x[n] for k, x in state.deltas.items()}, *both) for n, (p, both) in enumerate(pairs)}
+
+
 def test_fpfc_first_rounds_take_every_pair_once():
     """The whole recursion with theta and v kept apart, as the paper has it."""
     w, theta, dual, pairs = np.full(4, Q0), np.zeros((4, 4)), np.zeros((4, 4)), list(combinations(range(4), 2))
@@ -273,7 +286,7 @@ def test_fpfc_first_rounds_take_every_pair_once():
             theta[i, j] = prox(w[i] - w[j] + dual[i, j] / RHO)
             dual[i, j] += RHO * (w[i] - w[j] - theta[i, j])
             theta[j, i], dual[j, i] = -theta[i, j], -dual[i, j]
-            pair = state.pairs[f"s{i}"][f"s{j}"]
+            pair = pairs_of(state)[f"s{i}", f"s{j}"]
             known = pair.delta["w"].item()
             assert [pair.share * known, RHO * (1 - pair.share) * known] == pytest.approx([theta[i, j], dual[i, j]])
             assert pair.gap == pytest.approx(abs(theta[i, j]), abs=1e-12)
@@ -311,8 +324,8 @@ def test_fpfc_fuses_pairs_inside_planted_groups_and_none_across(seed, share):
     algorithm, sites = replace(FUSED, lam=0.5, xi=1e-3, nu=0.01), planted(seed)
     run = play(algorithm, sites, 120 if share == 1 else 300, share, seed=seed)
     last, group = run.last, {f"s{i}": i // 3 for i in range(9)}
-    for i, row in last.state.pairs.items():
-        assert all((pair.gap <= algorithm.nu) == (group[i] == group[j]) for j, pair in row.items())
+    for (i, j), pair in pairs_of(last.state).items():
+        assert (pair.gap <= algorithm.nu) == (group[i] == group[j])
     assert last.diagnostics == {"clusters": 3.0}
     served = run.engine.serve(0, algorithm.send(last.state, sorted(sites))).models
     for g in range(3):
@@ -329,7 +342,7 @@ def test_fpfc_leaves_pairs_of_absent_sites_alone():
     reply, _ = FUSED.local(sent["s1"], Payload(own=last.state.models["s1"]), bed()["s1"])
     after = FUSED.merge(last.state, {"s1": reply})
     for i, j in combinations(("s0", "s1", "s2", "s3"), 2):
-        assert same(after.pairs[i][j], last.state.pairs[i][j]) == ("s1" not in (i, j))
+        assert same(pairs_of(after)[i, j], pairs_of(last.state)[i, j]) == ("s1" not in (i, j))
 
 
 def test_fpfc_a_site_goes_on_from_what_the_server_knows_of_it():
@@ -362,9 +375,10 @@ def test_fpfc_averages_what_is_not_fused_and_holds_only_what_is():
 
 def test_fpfc_warms_up_without_penalty():
     free, warm = (play(replace(FUSED, **how), bed(), 5).states for how in ({"lam": 0.0}, {"warmup": 4}))
-    assert all(same(x, y) for x, y in zip(free[:4], warm[:4], strict=True)) and not same(free[4].pairs, warm[4].pairs)
+    assert all(same(x, y) for x, y in zip(free[:4], warm[:4], strict=True))
+    assert not same(pairs_of(free[4]), pairs_of(warm[4]))
     near = play(replace(FUSED, warmup=4), bed(a=[1.0] * 4, b=[0.0, 0.1, 0.2, 0.3]), 5).state
-    assert all(p.share < 1 for p in near.pairs["s0"].values())
+    assert all(p.share < 1 for (i, _), p in pairs_of(near).items() if i == "s0")
 
 
 def test_fpfc_in_relative_units_does_not_know_how_large_the_network_is():
@@ -376,20 +390,19 @@ def test_fpfc_in_relative_units_does_not_know_how_large_the_network_is():
     assert large.diagnostics["unit"] == pytest.approx(1024 * small.state.unit)
 
 
-def test_fpfc_measures_its_unit_again_in_every_round_unless_it_is_frozen():
+def test_fpfc_measures_its_unit_again_in_every_round():
     """The largest distance so far: distances that grow are followed, those that shrink are not."""
-    for freeze in (False, True):
-        algorithm = ps.Fpfc(relative=True, lam=0.2, warmup=1, fused=("*",), freeze=freeze)
-        state, units = algorithm.init({"w": np.zeros(1)}, ["a", "b", "c"]), []
-        for spots in ((0.0, 1.0, 9.0), (0.0, 1.0, 2.0), (0.0, 1.0, 5.0), (0.0, 1.0, 3.0)):
-            replies = {i: Payload(model={"w": np.array([x])}, cases=1) for i, x in zip("abc", spots, strict=True)}
-            state = algorithm.merge(state, replies)
-            units.append(state.unit)
-        assert units == ([0.0, 2.0, 2.0, 2.0] if freeze else [0.0, 2.0, 5.0, 5.0])
-    pair = state.pairs["a"]["b"]  # the last of the frozen ones: lam = 0.2 * 2
+    algorithm = ps.Fpfc(relative=True, lam=0.2, warmup=1, fused=("*",))
+    state, units = algorithm.init({"w": np.zeros(1)}, ["a", "b", "c"]), []
+    for spots in ((0.0, 1.0, 9.0), (0.0, 1.0, 2.0), (0.0, 1.0, 5.0), (0.0, 1.0, 3.0)):
+        replies = {i: Payload(model={"w": np.array([x])}, cases=1) for i, x in zip("abc", spots, strict=True)}
+        state = algorithm.merge(state, replies)
+        units.append(state.unit)
+    assert units == [0.0, 2.0, 5.0, 5.0]
+    pair = pairs_of(state)["a", "b"]
     d = -1.0
-    for _ in range(3):
-        share = scad_share(abs(d), 0.2 * 2, 3.7, 1e-3 * 2, 1.0)
+    for unit in units[1:]:
+        share = scad_share(abs(d), 0.2 * unit, 3.7, 1e-3 * unit, 1.0)
         now, d = d, -1.0 + (1 - share) * d
     assert pair.delta["w"].item() == pytest.approx(now, abs=1e-12) and pair.share == pytest.approx(share, abs=1e-12)
 
@@ -453,7 +466,7 @@ def test_fpfc_who_is_new_starts_at_the_mean_and_who_never_trains_gets_the_larges
     reply, _ = algorithm.local(got, Payload(), Quadratic(1.0, np.full(5, 3.0), lr=ETA, steps=200, start=zero))
     assert reply["model"]["w"].item() == pytest.approx((3.0 + RHO * anchor) / (1 + RHO), abs=1e-9)
     after = algorithm.merge(last.state, {"new": reply})
-    assert len(after.models) == 5 and set(after.pairs["new"]) == {"s0", "s1", "s2", "s3"}
+    assert len(after.models) == 5 and {j for i, j in pairs_of(after) if i == "new"} == {"s0", "s1", "s2", "s3"}
 
 
 # pFedNet

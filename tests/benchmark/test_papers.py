@@ -191,7 +191,7 @@ C_DECIDED = [  # methods, phase, section of a study, what the code of paper C de
     (POOLED, 1, "train", {"augment": "none", "gamma": 1.0}),
     (POOLED, 1, "algorithm", FIT),
     (("cfft, ideal",), 1, "run", {"pooled": True}),
-    (("cfft, federated fit",), 1, "algorithm", {"fit": "federated", "fewest": 0, "seed": 6}),
+    (("cfft, federated fit",), 1, "algorithm", {"fit": "federated", "seed": 6}),
 ]
 
 

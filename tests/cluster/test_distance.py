@@ -139,19 +139,14 @@ def test_linked_against_scipy_and_scikit_learn(sites, seed):
         assert as_sets(clusters) == partition and silhouette == pytest.approx(best)
     else:
         assert clusters == (tuple(range(sites)),) and silhouette == 0.0
-    for most in range(2, sites):
-        assert linked(apart, most)[1] == pytest.approx(max(0.0, *(scores[count][0] for count in range(2, most + 1))))
 
 
-def test_planted_blocks_are_found_and_their_number_may_be_limited():
+def test_planted_blocks_are_found():
     assert linked(blocks((5, 1, 3)))[0] == ((0, 1, 2, 3, 4), (5,), (6, 7, 8))
     assert linked(np.kron(1 - np.eye(2), np.ones((2, 2)))) == (((0, 1), (2, 3)), 1.0)  # two pairs of twins
     for alike in ([[0]], [[0, 2], [2, 0]], np.zeros((5, 5)), 0.1 - 0.1 * np.eye(6)):  # without structure: one cluster
         assert linked(alike) == ((tuple(range(len(alike))),), 0.0)
-    apart = blocks((2, 2, 2, 2))
-    assert [len(linked(apart, most)[0]) for most in (1, 2, 3, 4, 99)] == [1, 2, 3, 4, 4]
-    with pytest.raises(ConfigError, match="one cluster at least, got most = 0"):
-        linked(apart, 0)
+    assert len(linked(blocks((2, 2, 2, 2)))[0]) == 4
 
 
 def test_the_tree_is_that_of_scipy():

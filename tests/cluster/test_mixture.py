@@ -59,7 +59,7 @@ def exchanged(state, sites, times=1):
 
 
 def until(stage, sites, given_settings):
-    state = fed.begin(given_settings)
+    state = fed.State(given_settings)
     while state.stage != stage:
         state = exchanged(state, sites)
     return state
@@ -135,13 +135,13 @@ PAIR, FLAT = Settings(components=2), np.ones((12, 3))
         (lambda: pooled(X, Settings(components=(2, 20))), "12 cases cannot be 20 clusters"),
         (lambda: federated(X, Settings(components=13)), "12 cases cannot be 13 clusters"),
         (lambda: pooled(HOLE, PAIR), "^1 of 12 cases have a feature that is not a finite number"),
-        (lambda: fed.answer(fed.ask(fed.begin()), HOLE), "^1 of 12 cases have a feature that is not a finite number"),
+        (lambda: fed.answer(fed.ask(fed.State()), HOLE), "^1 of 12 cases have a feature that is not a finite number"),
         (lambda: pooled(X[0]), r"a row for each case; this is of shape \(3,\)"),
         (lambda: pooled([["a"]]), "a table of numbers"),
         (lambda: pooled(FLAT, PAIR), "no feature differs"),
         (lambda: federated(FLAT, PAIR), "no feature differs"),
         (lambda: pooled(X, PAIR).assign(X[:, 1:]), "2 features, and the clusters are made of 3"),
-        (lambda: federated(X[:6], Settings(components=2, fewest=5)), "none of 2 sites has 5 cases"),
+        (lambda: fed.learn(fed.State(), {"a": {}, "b": {}}), "none of 2 sites has a case"),
     ],
 )
 def test_what_cannot_be_clustered_is_refused(use, sentence):
@@ -152,7 +152,7 @@ def test_what_cannot_be_clustered_is_refused(use, sentence):
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [("percentiles", (98, 2)), ("components", 0), ("components", ()), ("components", (3, 0)), ("restarts", 0),
-     ("dimensions", 0), ("reg", 0.0), ("tolerance", 0.0), ("fewest", -1), ("iterations", 0)],
+     ("dimensions", 0), ("reg", 0.0), ("tolerance", 0.0), ("iterations", 0)],
 )  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(name, wrong):
     with pytest.raises(ConfigError, match=name):
@@ -203,7 +203,7 @@ def test_a_bracket_that_lost_its_number_finds_it_again(first):
 
 def test_nothing_is_counted_more_finely_than_asked_for():
     _, _, sites = planted(1)
-    state, asked = fed.begin(), []
+    state, asked = fed.State(), []
     while state.stage in ("moments", "counts"):
         state = exchanged(state, sites)
         asked.append(state.known)
@@ -214,7 +214,6 @@ def test_nothing_is_counted_more_finely_than_asked_for():
 
 
 def test_federated_is_pooled_on_planted_clusters():
-    """A small site is not heard, but served."""
     x, truth, sites = planted(0)
     state, reference = fed.federated(sites, Settings(components=6)), pooled(x, Settings(components=6))
     told = agreement(state.mixture, reference, x)
@@ -224,15 +223,12 @@ def test_federated_is_pooled_on_planted_clusters():
     assert agreement(reference, reference, x)["rand"] == 1 and agreement(reference, reference, x)["percentiles"] == 0
     flat = replace(reference, high=np.where(np.arange(93) == 9, reference.low, reference.high))
     assert agreement(flat, reference, x)["percentiles"] == agreement(reference, flat, x)["percentiles"] == 1
-    small = sites["site 0"][:4] * 1.5
-    one, other = (fed.federated(s, Settings(components=6, fewest=5)) for s in (sites, {**sites, "small": small}))
-    assert same(one, other) and other.mixture.assign(small).shape == (4,)
 
 
 def test_an_exchange_is_an_iteration_of_scikit_learn():
     """Of every restart, which differ, as seeds do; it ends after the iterations or by the tolerance."""
     x, _, sites = planted(2, apart=5.0)
-    chosen = Settings(components=(4, 7), restarts=2, fewest=0)
+    chosen = Settings(components=(4, 7), restarts=2)
     before, again, other = (until("mixtures", sites, replace(chosen, seed=seed)) for seed in (0, 0, 9))
     after, known = exchanged(before, sites), before.known
     points = (scaled(x, known["low"], known["high"]) - known["centre"]) @ known["axes"].T
@@ -257,14 +253,13 @@ def test_an_exchange_is_an_iteration_of_scikit_learn():
     assert lengths[:2] == [1, 4] and lengths[2] < lengths[3] < lengths[4]
 
 
-@pytest.mark.parametrize("fewest", [0, 5])
-def test_the_planted_number_has_the_least_bic(fewest):
+def test_the_planted_number_has_the_least_bic():
     """Of clusters that are Gaussian, and not clipped; of others more components are likelier, pooled as well."""
     rng = np.random.default_rng(1)
     truth = np.repeat(range(6), SIZES)
     x = rng.normal(size=(6, 12))[truth] * 4 + rng.normal(size=(len(truth), 12))
     sites = {name: x[i::5] for i, name in enumerate("abcde")}
-    chosen = Settings(components=range(3, 10), percentiles=(0, 100), restarts=2, fewest=fewest)
+    chosen = Settings(components=range(3, 10), percentiles=(0, 100), restarts=2)
     state = fed.federated(sites, chosen)
     assert len(state.mixture.weights) == 6 == len(pooled(x, chosen).weights)
     assert min(state.bic, key=lambda entry: entry[1])[0] == 6 and [k for k, _ in state.bic] == list(range(3, 10))
@@ -274,50 +269,27 @@ def test_the_planted_number_has_the_least_bic(fewest):
 
 def gone(vectors, given_settings, sites):
     """Every answer of one site: by stage, with what it was asked."""
-    state = fed.begin(given_settings)
-    while fed.done(state) is None:
+    state = fed.State(given_settings)
+    while state.mixture is None:
         asked = fed.ask(state)
         yield state.stage, asked, fed.answer(asked, vectors)
         state = exchanged(state, sites)
 
 
-@pytest.mark.parametrize(("fewest", "safe"), [(5, True), (0, False)])
-def test_no_case_leaves_its_site(fewest, safe):
-    """Nor a case scaled or projected; without a fewest, a component with a single case would tell it."""
-
-    def rows(array):
-        return {row.tobytes() for row in np.ascontiguousarray(np.atleast_2d(array) + 0.0)}
-
-    _, _, sites = planted(5, apart=6.0)
-    mine = next(v for v in sites.values() if 20 < len(v) < 120)
-    left = False
-    for stage, asked, said in gone(mine, Settings(components=10, fewest=fewest), sites):
-        private = rows(mine)
-        if stage in ("products", "groups", "mixtures"):
-            table = scaled(mine, asked["low"], asked["high"])
-            private |= rows(table)
-            if stage != "products":
-                points = (table - asked["centre"]) @ asked["axes"].T
-                private |= rows(points)
-                left |= bool(rows(np.round(points, 9)) & rows(np.round(said["sums"], 9)))
-        assert not any(rows(array) & private for array in said.values()) or not safe
-    assert left is not safe
-
-
 def test_answers_have_the_same_form_whatever_the_number_of_cases():
     _, _, sites = planted(5, sizes=(60, 60, 60), features=12)
     small, large = sites["site 0"][:7], np.concatenate(list(sites.values()))
-    for _, asked, one in gone(small, Settings(components=3, fewest=5), sites):
+    for _, asked, one in gone(small, Settings(components=3), sites):
         assert {k: v.shape for k, v in one.items()} == {k: v.shape for k, v in fed.answer(asked, large).items()}
         assert all(array.dtype == np.float64 and array.ndim <= 2 for array in (*one.values(), *asked.values()))
         assert same(decode(encode(Payload(x=one)))["x"] | {}, one)
-        assert fed.answer(asked, small[:4]) == {}  # fewer than five say nothing, whatever they are asked
+        assert fed.answer(asked, small[:0]) == {}  # a site without a case says nothing
 
 
 def test_the_sum_of_all_answers_is_all_that_the_server_needs():
     _, _, sites = planted(5, sizes=(60, 60, 60), features=12)
-    state = fed.begin(Settings(components=3))
-    while fed.done(state) is None:
+    state = fed.State(Settings(components=3))
+    while state.mixture is None:
         asked = fed.ask(state)
         said = [a for name in sorted(sites) if (a := fed.answer(asked, sites[name]))]
         secure = {"sum": {name: np.sum([a[name] for a in said], axis=0) for name in said[0]}}
@@ -328,8 +300,8 @@ def test_the_sum_of_all_answers_is_all_that_the_server_needs():
 def test_an_exchange_without_a_site_is_one_of_the_others():
     """If nobody answers, all are asked again."""
     x, truth, sites = planted(1)
-    state, rng, names = fed.begin(Settings(components=6, iterations=15)), np.random.default_rng(0), sorted(sites)
-    while fed.done(state) is None:
+    state, rng, names = fed.State(Settings(components=6, iterations=15)), np.random.default_rng(0), sorted(sites)
+    while state.mixture is None:
         absent = names[rng.integers(len(names))] if rng.random() < 0.3 else None
         asked, before = fed.ask(state), state
         said = {n: fed.answer(asked, v) for n, v in sites.items() if n != absent}
@@ -337,7 +309,7 @@ def test_an_exchange_without_a_site_is_one_of_the_others():
         assert same(fed.learn(before, {**{key: {} for key in names}, **said}), state)
         nobody = fed.learn(before, {})
         assert nobody.exchanges == before.exchanges + 1 and same(replace(nobody, exchanges=before.exchanges), before)
-    assert adjusted_rand_score(truth, fed.done(state).assign(x)) >= 0.95
+    assert adjusted_rand_score(truth, state.mixture.assign(x)) >= 0.95
     assert fed.learn(state, {}) is state
 
 
@@ -355,7 +327,7 @@ def test_components_without_a_case_do_no_harm():
 
 def test_answers_that_do_not_go_together_are_refused():
     _, _, sites = planted(2, (60, 40), 10)
-    state = fed.begin(Settings(components=2))
+    state = fed.State(Settings(components=2))
     good, late = fed.answer(fed.ask(state), sites["site 0"]), until("products", sites, Settings(components=2))
     for bad, sentence in [
         (fed.answer(fed.ask(state), sites["site 1"][:, 1:]), r"'site 1' answers with sums of shape \(9,\)"),
@@ -429,17 +401,6 @@ def test_federated_is_pooled_where_clusters_overlap_and_as_likely_as_those_of_sc
         assert found.agreement == pytest.approx(whole.agreement, abs=0.1)
         gaps.append((found.mixture.likelihood(x) - other.likelihood(x)) / len(x))
     assert np.mean(gaps) > -0.3 and min(gaps) > -1
-
-
-def test_withheld_sums_change_the_clusters():
-    """Two kinds of cases at eight sites, three of each: no site has five of either, so no cluster is found."""
-    rng = np.random.default_rng(0)
-    kind = np.tile([0, 1], 24)
-    x = 6.0 * kind[:, None] + rng.normal(size=(48, 6))
-    sites = {f"s{k}": x[6 * k : 6 * k + 6] for k in range(8)}
-    free, bound = (fed.federated(sites, Settings(components=2, dimensions=4, fewest=n)).mixture for n in (0, 5))
-    assert adjusted_rand_score(kind, free.assign(x)) == 1
-    assert adjusted_rand_score(kind, bound.assign(x)) < 0.2
 
 
 def test_how_much_a_clustering_varies():

@@ -17,7 +17,6 @@ APART = {"a": {"0": 12.0}, "b": {"1": 11.0, "0": 1.0}}
         (MIXED, {"components": 4}, ["2 of 4 clusters have no case (3, 4)"]),
         (APART, {"components": 2}, ["the clusters coincide with the hospitals (adjusted Rand index 0.8"]),
         (MIXED, {"components": 2, "agreement": 0.3}, ["restarts end in different clusters (adjusted Rand index 0.30)"]),
-        (MIXED, {"components": 2, "fewest": 5}, ["sums over fewer than 5 cases of a hospital were withheld"]),
     ],
 )
 def test_odd_clusters_are_named(counts, options, sentences):

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +11,6 @@ from polysite.errors import ConfigError
 from polysite.metrics.measures import MEASURES, EmptyMaskPolicy, measure
 from polysite.metrics.overlap import overlap
 from polysite.metrics.surface import surfaces
-from polysite.training.surface import surfaces as tensor_surfaces
 
 SHAPE, SPACING = (6, 7, 5), (1.0, 0.5, 2.0)
 DIAGONAL = math.sqrt(6**2 + 3.5**2 + 10**2)
@@ -48,8 +46,6 @@ def test_a_row_holds_every_measure():
     }
     assert all(type(v) is float for v in found.values())
     assert measure(ONE, OTHER, SPACING, tolerance=0.1)["nsd"] < found["nsd"]
-    tensors = measure(torch.from_numpy(ONE), torch.from_numpy(OTHER), SPACING, surfaces=tensor_surfaces)
-    assert tensors == pytest.approx(found, abs=1e-12)
     assert (
         EmptyMaskPolicy.kind(found) == "" and EmptyMaskPolicy(hd95="union").value(found, "hd95") == found["hd95_union"]
     )

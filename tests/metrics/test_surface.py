@@ -14,7 +14,6 @@ from scipy.spatial.distance import cdist
 from polysite.errors import DataError
 from polysite.metrics import surface
 from polysite.metrics.surface import Surfaces, surfaces
-from polysite.training.surface import surfaces as tensor_surfaces
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -69,10 +68,6 @@ def brute(predicted, truth, spacing):
     return Surfaces(pairs.min(1), pairs.min(0))
 
 
-def of_tensors(predicted, truth, spacing):
-    return tensor_surfaces(torch.from_numpy(predicted), torch.from_numpy(truth), spacing)
-
-
 def agree(found, expected):
     for a, b in ((found.to_truth, expected.to_truth), (found.to_predicted, expected.to_predicted)):
         np.testing.assert_allclose(np.sort(a), np.sort(b), rtol=0, atol=1e-9)
@@ -97,13 +92,6 @@ def test_all_pairs(way, seed):
         surface._around.cache_clear()
         agree(surfaces(*masks), brute(*masks))
     surface._around.cache_clear()
-
-
-@settings(deadline=None, max_examples=100)
-@given(seeds)
-def test_tensors_give_the_same(seed):
-    masks = draw(seed)
-    agree(of_tensors(*masks), surfaces(*masks))
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # MONAI's own
@@ -153,24 +141,19 @@ def test_definitions():
     assert apart.hausdorff() > 0.3 and apart.nsd(0.3) == 1 and apart.nsd(0.2999) == 0  # at the tolerance is within
 
 
-BOTH_WAYS = pytest.mark.parametrize("way", [surfaces, of_tensors])
-
-
-@BOTH_WAYS
-def test_empty_masks_have_no_distance(way):
+def test_empty_masks_have_no_distance():
     some, none = np.eye(4, dtype=bool), np.zeros((4, 4), bool)
     for predicted, truth in ((some, none), (none, some), (none, none)):
-        found = way(predicted, truth, (1, 1))
+        found = surfaces(predicted, truth, (1, 1))
         assert found.to_truth.size == found.to_predicted.size == 0 and not found
         assert np.isnan([found.hausdorff(), found.hausdorff(how="union"), found.assd(), found.nsd(1)]).all()
 
 
-@BOTH_WAYS
 @pytest.mark.parametrize(
     ("shape", "spacing"),
     [((3, 2), (1, 1)), ((2, 3), (1,)), ((2, 3), (1, 0)), ((2, 3), (1, math.nan)), ((2, 2, 2, 2), (1, 1, 1, 1))],
 )
-def test_refused(way, shape, spacing):
+def test_refused(shape, spacing):
     truth = np.ones((2, 3) if len(shape) == 2 else shape, bool)
     with pytest.raises(DataError, match="shape"):
-        way(np.ones(shape, bool), truth, spacing)
+        surfaces(np.ones(shape, bool), truth, spacing)

@@ -22,9 +22,6 @@ REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())
 OPTIONS = {
     "binWidth": "bin_width",
     "binCount": "bin_count",
-    "voxelArrayShift": "voxel_array_shift",
-    "force2D": "force2D",
-    "force2Ddimension": "force2D_dimension",
     "label": "label",
 }
 VOLUMES = volumes()
@@ -170,10 +167,9 @@ BAD = {
     "no size": (CUBE, ALL, {"spacing": (1, 1, 0)}, "a positive size for each"),
     "size of NaN": (CUBE, ALL, {"spacing": (1, 1, math.nan)}, "a positive size for each"),
 }
-THIRD, THIN = Settings(force2D=True, force2D_dimension=3), Settings(bin_width=1e-7)
+THIN = Settings(bin_width=1e-7)
 BAD_SETTINGS = {
     "absurd width": (lambda: features(CUBE, ALL, settings=THIN), "more than 4096 bins; take a width near 0.26"),
-    "slices of no axis": (lambda: features(CUBE, ALL, settings=THIRD), "3 axes, counted from 0"),
     "no width": (lambda: Settings(bin_width=0), "give a"),
     "width of NaN": (lambda: Settings(bin_width=math.nan), "give a"),
     "no bin": (lambda: Settings(bin_count=0), "give a"),
@@ -182,7 +178,6 @@ BAD_SETTINGS = {
     "half a range": (lambda: Settings(bin_range=(1.0,)), "give a"),
     "endless range": (lambda: Settings(bin_range=(0.0, math.inf)), "give a"),
     "range and count": (lambda: Settings(bin_range=(0.0, 1.0), bin_count=5), "give a"),
-    "endless shift": (lambda: Settings(voxel_array_shift=math.inf), "give a"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Outlying cases: what sites share equals what a pooled table would give, and both readings of the paper."""
+"""Outlying cases: the numbers that sites share, and both readings of the paper."""
 
 from itertools import pairwise
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polysite.radiomics import NAMES
-from polysite.radiomics.outliers import counted, find, share
+from polysite.radiomics.outliers import find, share
 
 COLUMN = NAMES.index("glcm_ClusterProminence")
 
@@ -24,20 +24,19 @@ def dealt(values, sites=4):
 
 
 def outlying(values, sites=4):
-    held = dealt(values, sites)
-    shared = share(held)
-    return [e for own in held.values() for e in find(own, shared)]
+    shared = share(values)
+    return [e for own in dealt(values, sites).values() for e in find(own, shared)]
 
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=64)
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.lists(NUMBERS, min_size=4, max_size=40), st.integers(2, 5))
-def test_shared_numbers_are_those_of_the_pooled_table_to_the_last_bit(numbers, sites):
+@given(st.lists(NUMBERS, min_size=4, max_size=40))
+def test_shared_numbers_are_values_of_cases(numbers):
     values = np.array(numbers)[:, None] * np.ones(len(NAMES))
     values[0, 5] = np.nan
-    found = share(dealt(values, sites))
+    found = share(values)
     assert found.cases[5] == len(values) - 1 and found.cases[6] == len(values)
     for column in (5, 6):
         own = values[np.isfinite(values[:, column]), column]
@@ -45,12 +44,6 @@ def test_shared_numbers_are_those_of_the_pooled_table_to_the_last_bit(numbers, s
         assert found.low[column] == np.percentile(own, 2, method="higher")
         assert found.high[column] == np.percentile(own, 98, method="lower")
         assert found.second[column] == size[-2] and found.size[column] == size[(len(size) - 1) // 2]
-
-
-def test_a_site_answers_with_counts_alone():
-    values = table(7)
-    first = counted(values, np.zeros(len(NAMES), np.uint64), 0)
-    assert first.shape == (len(NAMES), 256) and first.dtype == np.int64 and (first.sum(1) == 7).all()
 
 
 @pytest.mark.parametrize(("value", "found"), [(250.0, True), (150.0, False), (-250.0, True)])
@@ -84,4 +77,4 @@ def test_two_outliers_of_one_kind_hide_from_the_first_reading_alone():
 def test_few_cases_and_features_that_no_case_has_have_no_outliers():
     few, empty = table(9), table()
     few[3, COLUMN], empty[:, COLUMN] = 1e9, np.nan
-    assert not outlying(few) and not outlying(empty) and np.isnan(share(dealt(empty)).low[COLUMN])
+    assert not outlying(few) and not outlying(empty) and np.isnan(share(empty).low[COLUMN])

@@ -10,12 +10,10 @@ import polysite as ps
 from polysite import study
 from polysite.config import parse
 from polysite.engines.rounds import run_rounds
-from polysite.metrics.measures import measure
 from polysite.models.encoders import Embedder
 from polysite.site import Budget
 from polysite.training.gpu_steps import GpuSteps
 from polysite.training.patches import Patches, blur, contrast
-from polysite.training.surface import surfaces as tensor_surfaces
 from polysite.training.tasks import CaseLoss, Outline
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can see")
@@ -103,12 +101,3 @@ def test_embeddings_are_those_of_the_cpu():
     scale = np.abs(together).max()
     np.testing.assert_allclose(together, here(volumes), atol=2e-3 * scale)
     np.testing.assert_allclose(together, np.concatenate([there([v]) for v in volumes]), atol=2e-3 * scale)
-
-
-@pytest.mark.parametrize("shape", [(40,), (30, 50), (40, 36, 33)], ids=len)
-def test_measures_are_those_of_the_cpu(shape):
-    rng, spacing = np.random.default_rng(0), (0.9, 1.0, 2.5)[: len(shape)]
-    for share in (0.0, 0.001, 0.02, 0.5, 1.0):
-        predicted, truth = rng.random(shape) < share, rng.random(shape) < max(share, 0.05)
-        there = measure(*(torch.from_numpy(m).cuda() for m in (predicted, truth)), spacing, surfaces=tensor_surfaces)
-        assert there == pytest.approx(measure(predicted, truth, spacing), abs=1e-9, nan_ok=True)

@@ -17,7 +17,7 @@ from polysite.models.names import GROUPS
 from polysite.site import Budget, CaseScore, Contrast, Objective, Tilt
 from polysite.training.losses import ExtraLosses
 from polysite.training.network import Network
-from polysite.training.tasks import Classify, Exclusive, Outline, check_loss
+from polysite.training.tasks import Classify, Exclusive, Outline, check_loss, tallied, tally
 from polysite.training.torch_site import TorchSite
 from polysite.tree import matches
 from quadratic import play
@@ -315,14 +315,24 @@ def test_soft_dice_and_its_gradient_are_monais_to_the_last_bit(shape, task, form
     assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])
 
 
+def score_of(task, logits, truth):
+    rows = [tuple(row) for row in tally(task.masks(logits), truth.bool()).tolist()]
+    return tallied(["a", "b"], rows, truth[0].numel(), 0.5)
+
+
+def test_the_background_of_a_single_label_is_counted_too():
+    predicted, truth = torch.tensor([[1, 1, 1, 1, 0, 0, 0, 0, 0, 0]]), torch.tensor([[1, 1, 1, 0, 1, 0, 0, 0, 0, 0]])
+    assert tally(predicted.bool(), truth.bool()).tolist() == [[5, 6, 6], [3, 4, 4]]
+
+
 def test_scores_of_exclusive_labels_are_of_a_softmax_with_background():
     task, truth = Exclusive(), torch.zeros(1, 2, 4, 4, 4)
     truth[0, 0, :2], truth[0, 1, 2] = 1, 1  # 32 and 16 of 64 voxels
     sure = task.channels(truth)[0] * 9
     counts = {"background": (16, 0, 0, 48), "a": (32, 0, 0, 32), "b": (16, 0, 0, 48)}
-    assert task.score(["a", "b"], sure, truth[0], 0.5) == CaseScore({"a": 1.0, "b": 1.0}, 0.5, counts=counts)
+    assert score_of(task, sure, truth[0]) == CaseScore({"a": 1.0, "b": 1.0}, 0.5, counts=counts)
     sure[1] -= 20  # never a
-    found = task.score(["a", "b"], sure, truth[0], 0.5)
+    found = score_of(task, sure, truth[0])
     assert found.labels == {"a": 0.0, "b": 1.0}
     assert found.counts == {"background": (16, 32, 0, 16), "a": (0, 0, 32, 32), "b": (16, 0, 0, 48)}
 
@@ -372,15 +382,3 @@ def test_cases_on_disk_train_as_those_in_memory(tmp_path):
     one, two = (s.at(1).fit(s.start, budget=Budget(epochs=2)).params for s in (a, b))
     assert all(torch.equal(one[k], two[k]) for k in one)
     assert a.score(one, a.cases("validation")) == b.score(two, b.cases("validation"))
-
-
-@pytest.mark.parametrize("task", [Outline(), Exclusive()], ids=["overlapping", "exclusive"])
-def test_scores_that_cross_together_are_those_of_single_cases(task):
-    """On a GPU the numbers of all cases cross to the host at once; here both ways are compared on a CPU."""
-    net = Network(TINY_UNET.build(dims=3, modalities=2, outputs=task.outputs("xy"), seed=1), PLAIN)
-    masks = [np.stack([c.image[0] > 0.5, (c.image[0] <= 0.5) & (c.image[1] > 0.5)]) for c in cases(3)]
-    held = [replace(c, label=y.astype(np.uint8)) for c, y in zip(cases(3), masks, strict=True)]
-    here = TorchSite("s", net, {"validation": held}, ["x", "y"], PLAIN, 0, task)
-    names = here.cases("validation")
-    assert here._score_together(here.predictions(here.start, names)) == here.score(here.start, names)
-    assert here._score_together([]) == {}

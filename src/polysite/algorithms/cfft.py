@@ -11,8 +11,8 @@ are scaled between their 2nd and 98th percentile, projected on principal compone
 ``fit = "federated"`` computes all three from sums over cases (cluster/federated_mixture.py, about 15 to 50 exchanges),
 so the features of a case stay at its site. ``fit = "pooled"``, as in the paper, sends the features, in one exchange.
 Both take the same starts and find the same clusters. Unless sums are added up securely (``run.secure``), the server
-sees those of each site, and the sum over a cluster with one case at a site is that case. ``fewest`` withholds small
-sums. It changes the clusters, so it is off by default: a hospital whose policy requires a minimum refuses the study.
+sees those of each site, and the sum over a cluster with one case at a site is that case: a hospital whose policy
+requires a minimum refuses such a study.
 Then the sites receive the clusters and report their numbers of cases in each. ``rounds`` of fine-tuning follow, and one
 more exchange that scores the last models. The phase then ends by itself. ``run.rounds`` must leave room for all
 exchanges; ``run.patience`` is ignored. Only rounds of fine-tuning count for the decay of the learning rate: the first
@@ -106,8 +106,6 @@ class Cfft:
         starts: Starts of the Gaussian mixture: shared, the same for a federated and a pooled fit, or kmeans, those of
             scikit-learn (the paper), only with a pooled fit.
         cases: Cases that the clusters are fitted to: train, or train+validation (the paper).
-        fewest: Fewest cases behind a sum of a federated fit, at least 0; 0 and 1 withhold nothing. More than 1 changes
-            the clusters: a site withholds sums over fewer of its cases, and clusters across sites may be lost.
         least: Fewest training cases of a cluster at a site, at least 1; a site with fewer does not train that cluster.
         seed: Seed of the Gaussian mixture, at least 0; 6 in the paper.
         lr: Local learning rate, more than 0; None: the site's own (train.lr).
@@ -115,7 +113,7 @@ class Cfft:
         steps: Local iterations per round, at least 1, instead of epochs.
         choose: Serve the best model of every cluster by its validation cases (the paper); false: the last one.
         together: Send all sites the models of all clusters, so that the server needs only sums over the sites, as with
-            run.secure; not with fit = "pooled" or a ``fewest`` above 1.
+            run.secure; not with fit = "pooled".
         noisy: Differential privacy of the clusters; with together = true, one number of components and least = 1.
     """
 
@@ -128,7 +126,6 @@ class Cfft:
     iterations: int = 30
     starts: Literal["shared", "kmeans"] = "shared"
     cases: Literal["train", "train+validation"] = "train"
-    fewest: int = 0
     least: int = 1
     seed: int = 0
     lr: float | None = None
@@ -154,11 +151,8 @@ class Cfft:
                 "starts = 'kmeans' begins from single cases, which stay at their sites; use starts = 'shared', or "
                 "fit = 'pooled'"
             )
-        if self.together and (self.fit == "pooled" or self.fewest > 1):
-            raise ConfigError(
-                "together = true needs only sums over the sites, so nothing is pooled or withheld: leave out fit = "
-                "'pooled' and fewest"
-            )
+        if self.together and self.fit == "pooled":
+            raise ConfigError("together = true needs only sums over the sites, so nothing is pooled: leave out fit")
         if self.noisy.on and (not self.together or len(set(self.components)) > 1 or self.least > 1):
             raise ConfigError(
                 "noisy.epsilon needs together = true, one number of components and least = 1: what else depends on the "
@@ -192,24 +186,22 @@ class Cfft:
     def check_sites(self, train: Mapping[SiteId, int], validation: Mapping[SiteId, int]) -> None:
         """Refuse sites with too few cases for the clusters, and sites that cannot choose the best model."""
         fitted = {i: n + (validation.get(i, 0) if "validation" in self.splits else 0) for i, n in train.items()}
-        least = max(self.fewest, 1) if self.fit == "federated" else 1
-        cases = sum(n for n in fitted.values() if n >= least)
+        cases = sum(fitted.values())
         if cases < max(self.components):
-            what = f"sites with at least {least} cases have" if least > 1 else "the sites have"
             raise ConfigError(
-                f"cfft wants {max(self.components)} clusters, and {what} {cases} cases in all to fit them to; lower "
-                f"algorithm.components{' or algorithm.fewest' if least > 1 else ''}"
+                f"cfft wants {max(self.components)} clusters, and the sites have {cases} cases in all to fit them to; "
+                "lower algorithm.components"
             )
         if not any(n and validation.get(i, 0) for i, n in train.items()):
             raise DataError("no site that trains has a validation case, by which cfft chooses; raise split.validation")
 
     def small_sums(self, fewest: int) -> str:
         """Return which sums over fewer than ``fewest`` cases leave a site, and the setting that prevents it."""
-        if self.fit == "pooled" or self.noisy.on or max(self.fewest, 1) >= fewest:
+        if self.fit == "pooled" or self.noisy.on or fewest <= 1:
             return ""
         return (
             "cfft sums the features of the cases of every cluster, and a cluster may have a single case here (the "
-            f"study could set algorithm.fewest = {fewest}, which changes its clusters)"
+            'study could set run.secure.use = "on" and algorithm.together = true)'
         )
 
     def small_models(self, fewest: int) -> str:
@@ -240,13 +232,13 @@ class Cfft:
         """Settings of the Gaussian mixture."""
         return Settings(
             dimensions=self.dimensions, components=self.components, restarts=self.restarts,
-            iterations=self.iterations, fewest=self.fewest, seed=self.seed, starts=self.starts,
+            iterations=self.iterations, seed=self.seed, starts=self.starts,
         )  # fmt: skip
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         if self.noisy.on:
             return State(params, noisy_mixture.begin(self.noisy, self.components[0], NAMES, self.seed))
-        return State(params, federated_mixture.begin(self.settings) if self.fit == "federated" else None)
+        return State(params, federated_mixture.State(self.settings) if self.fit == "federated" else None)
 
     def send(self, state: State, cohort: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
         if state.mixture is None:
@@ -277,7 +269,7 @@ class Cfft:
             if self.noisy.on:
                 patients = [site.patient_of(name) for split in self.splits for name in site.cases(split)]
                 return Payload(sums=noisy_mixture.answer(asked, self._vectors(site), patients)), memory
-            return Payload(sums=federated_mixture.answer(asked, self._vectors(site), self.fewest)), memory
+            return Payload(sums=federated_mixture.answer(asked, self._vectors(site))), memory
         if "mixture" in got and "round" in got:
             return self._products(got, site), memory
         if "mixture" in got:
@@ -369,8 +361,7 @@ class Cfft:
                 f"clusters were fitted under noise for epsilon = {self.noisy.epsilon:g}: about {about} patients each, "
                 f"with a standard error of {doubt:.1f} or more",
             )
-        fewest = self.fewest if self.fit == "federated" else 0
-        return remarks(state.train, len(state.mixture["weights"]), state.agreement, fewest)
+        return remarks(state.train, len(state.mixture["weights"]), state.agreement)
 
     def _vectors(self, site: Site) -> np.ndarray:
         """Return the features of the cases that the clusters are fitted to."""

@@ -12,9 +12,8 @@ alpha = 0 holds every site near its own last model, pull = 0 is local training.
 
 The weight of a site on itself must not be negative: alpha (m - 1) must not exceed sigma. Both are on the scale of
 squared distances between networks, which is unknown beforehand and changes in training. By default sigma is the median
-squared distance between two sites in each round (``freeze``: in the first round with two sites, after which models
-drift apart and the weight of a site on itself tends to 1), and alpha is sigma over the number of sites; we do not know
-the paper's values.
+squared distance between two sites in each round, and alpha is sigma over the number of sites; we do not know the
+paper's values.
 
 ``pull`` replaces the paper's lambda = pull * alpha, because a small alpha would otherwise require ever smaller learning
 rates. By default it is 1 / reach, where reach is the distance that a constant gradient of one moved a weight in the
@@ -72,8 +71,6 @@ class FedAMP:
         cosine: Scale of the cosine similarity (sigma of HeurFedAMP), at least 0; None: FedAMP by distances.
         own: HeurFedAMP: weight of a site on itself, 0 to 1 (xi_ii in the paper); None: one over the number of sites.
         on: Patterns of the parameters by which sites are compared; large layers outweigh small ones.
-        freeze: Whether sigma, if not given, stays the median of the first round with two sites. False: it is measured
-            in every round.
     """
 
     pull: float | None = None
@@ -84,7 +81,6 @@ class FedAMP:
     cosine: float | None = None
     own: float | None = None
     on: tuple[str, ...] = ("*",)
-    freeze: bool = False
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
 
@@ -129,7 +125,7 @@ class FedAMP:
         squares = tree.squared_distances(list(looked.values())).tolist()
         apart = {(i, j): squares[n][m] for (n, i), (m, j) in combinations(enumerate(looked), 2)}
         found = median(apart.values()) if apart else 0.0
-        sigma = self.sigma or (state.sigma if self.freeze else None) or found or state.sigma
+        sigma = self.sigma or found or state.sigma
         faded = self._faded(state.rounds + 1)
         attention = _complete(
             models, {pair: self._attraction(d, sigma, len(models)) * faded for pair, d in apart.items()}

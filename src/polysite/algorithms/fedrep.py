@@ -10,22 +10,19 @@ head for 10 epochs per round and the body for 1. As there, a site is served u an
 paper a new site trains a head for u; here a site that never trained is served u and the initial v.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from polysite.algorithms.average import OneModel, State
-from polysite.algorithms.base import INF, TINY, Facts, one_of, within
-from polysite.algorithms.partial_models import parted, refuse_nothing, shared, whole
-from polysite.payload import Payload, SiteId
-from polysite.site import Budget, Cases, Site
-from polysite.tree import Tree
+from polysite.algorithms.base import INF, TINY, one_of, within
+from polysite.algorithms.fedper import FedPer
+from polysite.algorithms.partial_models import parted, whole
+from polysite.payload import Payload
+from polysite.site import Budget, Site
 
 HEAD_EPOCHS = 10  # as in the paper
 
 
 @dataclass(frozen=True)
-class FedRep(OneModel):
+class FedRep(FedPer):
     """A shared body, and a head per site that is trained before the body in every round.
 
     Args:
@@ -48,17 +45,12 @@ class FedRep(OneModel):
     head_steps: int | None = None
     uniform: bool = True
 
-    facts: ClassVar[Facts] = Facts(needs="sum", only_fits=True)
-
     def __post_init__(self) -> None:
-        refuse_nothing(self.private)
+        super().__post_init__()
         within(self, lr=(TINY, INF), epochs=(1, INF), steps=(1, INF))
         within(self, head_lr=(TINY, INF), head_epochs=(1, INF), head_steps=(1, INF))
         one_of(self, "fedrep")
         one_of(self, "fedrep", "head_epochs", "head_steps")
-
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(shared(self.private, params))
 
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         model = whole(self.private, got, memory, site)
@@ -67,9 +59,6 @@ class FedRep(OneModel):
         fit = site.fit(tuned.params, budget=Budget(self.lr, self.epochs, self.steps), only=tuple(body))
         body, head = parted(self.private, fit.params)
         return Payload(model=body, weight=1 if self.uniform else site.size), Payload(private=head)
-
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield whole(self.private, got, memory, site), cases
 
     def _head(self) -> Budget:
         """Return the budget of the head."""

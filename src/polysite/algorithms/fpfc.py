@@ -17,9 +17,9 @@ of its own, so it does not follow from the present models). zeta is sent togethe
 lam, xi and nu are distances between models, which grow with the network and with training; with ``relative`` they are
 multiples of the largest distance between two models so far, which is measured again in every round after the warm-up.
 (The largest so far, not that of the round: as sites fuse, distances shrink, and a limit that shrank with them would
-never be reached.) ``freeze`` keeps the distance of the first of these rounds. The paper's warm-up, which chooses lam,
-could not be read: here the warm-up is a number of rounds without penalty (lam = 0), a reconstruction. In these rounds,
-and with lam = 0, every site trains the fused layers alone, held near its own last model.
+never be reached.) The paper's warm-up, which chooses lam, could not be read: here the warm-up is a number of rounds
+without penalty (lam = 0), a reconstruction. In these rounds, and with lam = 0, every site trains the fused layers
+alone, held near its own last model.
 
 Pairs without a reply stay as they are. A new site starts at the mean of all models. A site that never trained is served
 the largest cluster, or the mean of all sites if every cluster is a single site. lr (L + rho) must stay below 2.
@@ -51,33 +51,16 @@ ROOM = 0.8  # share of the memory that pairs may take: the rest is for the progr
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Dual variables of a pair of sites; zero before the first reply of one of them."""
-
-    delta: Tree  # w_i - w_j + v_ij / rho
-    share: float  # s: theta_ij = s delta, v_ij = rho (1 - s) delta
-    gap: float  # |theta_ij|
-
-
-@dataclass(frozen=True, slots=True)
 class State:
     """State of the server. Pairs of sites are in the order of their names; a leaf has a row per pair."""
 
     shared: Tree  # part that is averaged over all sites
     models: Mapping[SiteId, Tree]  # fused part of every site
-    deltas: Tree  # delta of every pair; empty before the first reply
-    lengths: tuple[tuple[float, float], ...]  # share and gap of every pair
+    deltas: Tree  # delta = w_i - w_j + v_ij / rho of every pair; empty before the first reply
+    lengths: tuple[tuple[float, float], ...]  # of every pair: share s (theta_ij = s delta), and gap |theta_ij|
     cases: Mapping[SiteId, float]  # of every site that has replied
     rounds: int = 0
     unit: float = 0.0  # unit of lam, xi and nu if they are relative
-
-    @property
-    def pairs(self) -> Mapping[SiteId, Mapping[SiteId, Pair]]:
-        """Pairs by both sites, in the order of their names."""
-        found: dict[SiteId, dict[SiteId, Pair]] = {}
-        for n, ((i, j), (share, gap)) in enumerate(zip(combinations(self.models, 2), self.lengths, strict=False)):
-            found.setdefault(i, {})[j] = Pair({k: x[n] for k, x in self.deltas.items()}, share, gap)
-        return found
 
 
 @dataclass(frozen=True)
@@ -98,8 +81,6 @@ class Fpfc:
         warmup: Rounds without penalty, at least 0; a value between 0 and 1 is a share of all rounds. The default is our
             choice: the paper's warm-up could not be read.
         fused: Patterns of the parameters that are personal and fused; the others are averaged over all sites.
-        freeze: Whether the distance for ``relative`` stays that of the first round after the warm-up. False: it is
-            measured in every round.
         pair_memory: Memory that the pairs of sites may take, as a multiple of the models of all sites, more than 0; a
             run that needs more, and more than 256 MiB, is refused before training. The default is our choice: up to
             it, a round of the server takes at most about 20 times as long as with ``fedavg``.
@@ -113,7 +94,6 @@ class Fpfc:
     relative: bool = False
     warmup: float = 0.0
     fused: tuple[str, ...] = ("head.*",)
-    freeze: bool = False
     pair_memory: float = 1.5
 
     reply: ClassVar[Mapping[str, Kind]] = {"model": "model", "cases": "count"}
@@ -167,7 +147,7 @@ class Fpfc:
         deltas, lengths = _widened(state, models)
         touched = [n for n, (i, j) in enumerate(combinations(models, 2)) if i in replies or j in replies]
         trained = [tree.trained(w) for w in models.values()]
-        if self.relative and not (self.freeze and unit) and rounds > self.warmup:
+        if self.relative and rounds > self.warmup:
             squares = tree.squared_distances(trained)[np.triu_indices(len(trained), 1)]
             unit = max(unit, float(np.sqrt(squares[touched].max(initial=0.0))))
         before = np.array([share for share, _ in lengths])[touched]

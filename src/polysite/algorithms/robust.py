@@ -7,7 +7,7 @@ price: honest hospitals that differ from most are treated like bad ones. Distanc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +21,18 @@ from polysite.site import Site
 from polysite.tree import Tree
 
 
-def _local(algorithm: Any, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
-    """Train the received model: a method ``local`` that leaves all sites the same weight."""
-    return Payload(model=site.fit(got["model"]).params), memory
+class _Alike(OneModel):
+    """Base of the aggregates in which all sites have the same weight: a reply is a model and nothing else."""
+
+    reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
+    facts: ClassVar[Facts] = Facts(shared_model=True)
+
+    def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
+        return Payload(model=site.fit(got["model"]).params), memory
 
 
 @dataclass(frozen=True)
-class Median(OneModel):
+class Median(_Alike):
     """The median of the sites' models, coordinate by coordinate.
 
     Paper: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018
@@ -38,17 +43,12 @@ class Median(OneModel):
     hyper-parameter.
     """
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
-    facts: ClassVar[Facts] = Facts(shared_model=True)
-
-    local = _local
-
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(_median(replies))
 
 
 @dataclass(frozen=True)
-class TrimmedMean(OneModel):
+class TrimmedMean(_Alike):
     """The mean of the sites' models without the extremes of every coordinate.
 
     Paper: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018
@@ -65,9 +65,6 @@ class TrimmedMean(OneModel):
 
     beta: float = 0.25
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
-    facts: ClassVar[Facts] = Facts(shared_model=True)
-
     def __post_init__(self) -> None:
         check_beta(self.beta)
 
@@ -75,14 +72,12 @@ class TrimmedMean(OneModel):
         check_cut(self.beta, len(sites))
         return State(params)
 
-    local = _local
-
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         return State(tree.trimmed_mean([replies[i]["model"] for i in sorted(replies)], cut_of(self.beta, len(replies))))
 
 
 @dataclass(frozen=True)
-class Krum(OneModel):
+class Krum(_Alike):
     """The reply closest to its neighbours, or the mean of the ``keep`` closest (multi-Krum).
 
     Paper: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017
@@ -101,17 +96,12 @@ class Krum(OneModel):
     f: int = 1
     keep: int = 1
 
-    reply: ClassVar[Mapping[str, Kind]] = {"model": "model"}
-    facts: ClassVar[Facts] = Facts(shared_model=True)
-
     def __post_init__(self) -> None:
         within(self, f=(0, INF), keep=(1, INF))
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         check_krum(self.f, self.keep, len(sites))
         return State(params)
-
-    local = _local
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         if len(replies) < 2 * self.f + 3:

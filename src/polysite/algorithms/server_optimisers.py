@@ -7,23 +7,10 @@ correction. Each optimiser consists of two pure functions.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from polysite import tree
 from polysite.algorithms.base import INF, TINY, within
 from polysite.tree import Tree
-
-
-class ServerOptimiser(Protocol):
-    """Interface of a server optimiser."""
-
-    def init(self, model: Tree) -> Any:
-        """Return the initial state of the optimiser."""
-        ...
-
-    def step(self, model: Tree, update: Tree, state: Any) -> tuple[Tree, Any]:
-        """Return (next model, next state)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +144,6 @@ def _start(model: Tree, tau: float) -> Moments:
 def _move(model: Tree, update: Tree, m: Tree, v: Tree, lr: float, b1: float, tau: float) -> tuple[Tree, Moments]:
     m = tree.map(lambda m, d: b1 * m + (1 - b1) * d, m, update)
     return tree.map(lambda w, m, v: w + lr * m / (v**0.5 + tau), model, m, v), Moments(m, v)
+
+
+ServerOptimiser = Sgd | Adagrad | Adam | Yogi  # two pure functions: `init`, and `step` from the mean update

@@ -290,11 +290,9 @@ def _leaves(kind: str, study: Study) -> str:
     if kind in RADIOMICS:
         tuning, own = _tuning(study)
         whole = "the features of every case once, as its fit is pooled"
-        few = tuning.fewest < 2
-        least = " and of its cases in every cluster, which may be one" if few else f", at least {tuning.fewest}"
         sums = (
-            f"sums and counts over the cases of a site{least}, instead of the features of each; a recipient of the "
-            "sums of single sites may still work out some values"
+            "sums and counts over the cases of a site and of its cases in every cluster, which may be one, instead of "
+            "the features of each; a recipient of the sums of single sites may still work out some values"
         )
         if own:
             return f"This study sends {whole if tuning.fit == 'pooled' else sums}."

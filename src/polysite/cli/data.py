@@ -224,9 +224,6 @@ def radiomics(
         str | None, Option(metavar="K", help="Number of clusters: 10, or 2,4,8 to choose by BIC.")
     ] = None,
     dimensions: Annotated[int, Option(min=1, help="Principal components to cluster by.")] = 30,
-    fewest: Annotated[
-        int, Option(min=0, help="Fewest cases behind a sum that leaves a site; above 1 it changes the clusters.")
-    ] = 0,
     repeats: Annotated[
         int, Option(min=0, help="Fits with other seeds, and to bootstrap samples, to measure how clusters vary.")
     ] = 10,
@@ -255,7 +252,7 @@ def radiomics(
         counts = tuple(int(k) for k in clusters.split(",")) if clusters else ()
     except ValueError:
         raise ConfigError(f"--clusters {clusters}: a number of clusters, or several as in 2,4,8") from None
-    mixture = MixtureSettings(dimensions=dimensions, components=counts or 1, fewest=fewest, seed=study.seed)
+    mixture = MixtureSettings(dimensions=dimensions, components=counts or 1, seed=study.seed)
     with watching(quiet or as_json, False) as watch:
         done = extract.run(
             study, out, settings=settings, label=label, clusters=mixture if counts else None, jobs=jobs,

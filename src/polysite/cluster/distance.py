@@ -115,23 +115,19 @@ def around_outlier(matrix: ArrayLike, take: int | Literal["least", "literal"] = 
     return cut(take)
 
 
-def linked(matrix: ArrayLike, most: int | None = None) -> tuple[Clusters, float]:
+def linked(matrix: ArrayLike) -> tuple[Clusters, float]:
     """Return the clusters of average linkage, and their silhouette, the mean of (b - a) / max(a, b) over the sites.
 
     a is the mean distance of a site to the others of its cluster, b to those of the nearest other cluster. The number
-    of clusters, from two to one less than the sites and at most ``most``, is the one with the highest silhouette (of
-    equals, the smallest). If no silhouette is above zero, or with fewer than three sites, all sites are one cluster
-    with silhouette 0.
+    of clusters, from two to one less than the sites, is the one with the highest silhouette (of equals, the smallest).
+    If no silhouette is above zero, or with fewer than three sites, all sites are one cluster with silhouette 0.
     """
     from scipy.cluster.hierarchy import cut_tree
     from sklearn.metrics import silhouette_score
 
     apart = check(matrix)
-    if most is not None and most < 1:
-        raise ConfigError(f"there is one cluster at least, got most = {most}")
     merged, best = tree(apart), (_ordered([range(len(apart))]), 0.0)
-    last = len(apart) - 1 if most is None else min(most, len(apart) - 1)
-    for count in range(2, last + 1):
+    for count in range(2, len(apart)):
         labels = cut_tree(merged, count).ravel()
         silhouette = float(silhouette_score(apart, labels, metric="precomputed"))
         if silhouette > best[1] + ROUNDING:

@@ -30,15 +30,11 @@ stores nothing about a site: percentiles may move to those of the others, an ite
 their cases, and fits are compared on the same cases. If sites come and go, the likelihood may never converge; EM then
 ends after ``iterations``.
 
-What leaves a site are the sums above. With ``fewest = 0``, the default, the fit is the EM of scikit-learn, number for
-number, and sums are of as many cases as a site has in a group: the sum of a component with a single case is that case.
-With ``fewest = n`` a site with fewer than n cases sends nothing (its cases can still be assigned to clusters), and it
-drops groups and components with fewer than n of its cases, the smallest first, and counts these cases to the next
-nearest. (Sums that are merely withheld would contradict the products, and S could collapse.) **This is another
-method**: a component moves only by the sites that have n cases of it, so that clusters across sites are lost and tend
-to become the sites themselves. Protect the sum over the federation instead: the server needs no more than that.
+The fit is the EM of scikit-learn, number for number. What leaves a site are the sums above, over as many cases as a
+site has in a group: the sum of a component with a single case is that case. The server needs the sum over the
+federation alone, which secure sums give it.
 
-What a curious server could still learn from the answers of each site. Counts reveal values of single features in single
+What else a curious server could learn from the answers of each site. Counts reveal values of single features in single
 cases, without their owner: to 1/256 of the first bracket everywhere, and finely next to both percentiles (which, with
 fewer than 51 cases at all sites, are next to the smallest and the largest value). The products of a site with fewer
 cases than features determine its cases up to a rotation, which is little protection for very few cases. The sums of a
@@ -96,7 +92,7 @@ DEAD = 1e-9  # cases: a component with fewer has no mean and stays in place
 class State:
     """The server's state."""
 
-    settings: Settings
+    settings: Settings = Settings()
     stage: str = "moments"
     known: Mapping[str, Values] = field(default_factory=dict)  # arrays that the sites get in this stage
     exchanges: int = 0  # so far
@@ -110,20 +106,9 @@ class State:
     mixture: Mixture | None = None
 
 
-def begin(settings: Settings = Settings()) -> State:
-    """Return the state before the first exchange."""
-    return State(settings)
-
-
 def ask(state: State) -> Arrays:
     """Return the request of the next exchange, the same for all sites."""
-    stage, fewest = list(STAGES).index(state.stage), state.settings.fewest
-    return {"stage": np.array([float(stage)]), "fewest": np.array([float(fewest)]), **state.known}
-
-
-def done(state: State) -> Mixture | None:
-    """Return the mixture once it is fitted, else None."""
-    return state.mixture
+    return {"stage": np.array([float(list(STAGES).index(state.stage))]), **state.known}
 
 
 def mixture_of(state: State) -> Mixture:
@@ -135,8 +120,8 @@ def mixture_of(state: State) -> Mixture:
 
 def federated(vectors: Mapping[SiteId, ArrayLike], settings: Settings = Settings()) -> State:
     """Run all exchanges with sites that are all in this process."""
-    state = begin(settings)
-    while done(state) is None:
+    state = State(settings)
+    while state.mixture is None:
         asked = ask(state)
         state = learn(state, {site: answer(asked, cases) for site, cases in vectors.items()})
     return state
@@ -145,17 +130,16 @@ def federated(vectors: Mapping[SiteId, ArrayLike], settings: Settings = Settings
 # At a site.
 
 
-def answer(asked: Mapping[str, Values], vectors: ArrayLike, fewest: float = 0) -> Arrays:
-    """Return a site's answer: sums over its cases, or nothing if it has too few.
+def answer(asked: Mapping[str, Values], vectors: ArrayLike) -> Arrays:
+    """Return a site's answer: sums over its cases, or nothing if it has none.
 
     Args:
         asked: Request of the server.
         vectors: Features of the site's cases, one row per case.
-        fewest: Smallest number of cases that the site itself insists on.
     """
-    stage, fewest = list(STAGES)[int(asked["stage"][0])], max(fewest, float(asked["fewest"][0]))
+    stage = list(STAGES)[int(asked["stage"][0])]
     rows = checked(vectors, asked["low"].shape[-1] if "low" in asked else None)
-    if len(rows) < max(fewest, 1):
+    if not len(rows):
         return {}
     cases = np.array([float(len(rows))])
     if stage == "moments":
@@ -168,53 +152,34 @@ def answer(asked: Mapping[str, Values], vectors: ArrayLike, fewest: float = 0) -
         return {"cases": cases, "sums": table.sum(0), "products": table.T @ table}
     points = (table - asked["centre"]) @ asked["axes"].T
     if stage == "check":
-        return {"cases": cases, "counts": _in_pairs(points, asked, fewest)}
-    sums = _of_groups(points, asked, fewest) if stage == "groups" else _of_fits(points, asked, fewest)
+        return {"cases": cases, "counts": _in_pairs(points, asked)}
+    sums = _of_groups(points, asked) if stage == "groups" else _of_fits(points, asked)
     return {"cases": cases, "products": points.T @ points, **sums}
 
 
-def _of_groups(points: Values, asked: Mapping[str, Values], fewest: float) -> Arrays:
+def _of_groups(points: Values, asked: Mapping[str, Values]) -> Arrays:
     """Return the sums of the cases that are nearest to each mean."""
     members = [
-        _shared(-squared_distances(points, means), fewest, lambda near: np.eye(near.shape[1])[near.argmax(1)])
-        for means in _apart(asked, asked["means"])
+        np.eye(len(means))[squared_distances(points, means).argmin(1)] for means in _apart(asked, asked["means"])
     ]
     member = np.concatenate(members, axis=1)
     return {"counts": member.sum(0), "sums": member.T @ points, "squares": member.T @ points**2}
 
 
-def _in_pairs(points: Values, asked: Mapping[str, Values], fewest: float) -> Values:
-    """Return how many cases are in a component of a runner-up (row) and in one of the first fit (column), or 0 for too
-    few."""
+def _in_pairs(points: Values, asked: Mapping[str, Values]) -> Values:
+    """Return how many cases are in a component of a runner-up (row) and in one of the first fit (column)."""
     first, *others = (np.eye(len(fit[0]))[joint(points, *fit).argmax(1)] for fit in _fits(asked))
-    counts = np.concatenate([other.T @ first for other in others])
-    return np.where(counts < fewest, 0.0, counts)
+    return np.concatenate([other.T @ first for other in others])
 
 
-def _of_fits(points: Values, asked: Mapping[str, Values], fewest: float) -> Arrays:
+def _of_fits(points: Values, asked: Mapping[str, Values]) -> Arrays:
     counts, sums, likelihoods = [], [], []
     for weights, means, covariance in _fits(asked):
-        logs = joint(points, weights, means, covariance)
-        share = _shared(logs, fewest, lambda likely: responsibilities(likely)[0])
+        share, likely = responsibilities(joint(points, weights, means, covariance))
         counts.append(share.sum(0))
         sums.append(share.T @ points)
-        likelihoods.append(responsibilities(logs)[1].sum())
+        likelihoods.append(likely.sum())
     return {"counts": np.concatenate(counts), "sums": np.concatenate(sums), "likelihoods": np.array(likelihoods)}
-
-
-def _shared(near: Values, fewest: float, share: Callable[[Values], Values]) -> Values:
-    """Return the share of every case in each group, cases x groups.
-
-    Groups of too few cases are dropped, the smallest first, and their cases go to the next nearest group.
-    """
-    near = near.copy()
-    while True:
-        shares = share(near)
-        counts = shares.sum(0)
-        small = np.flatnonzero((counts < fewest) & np.isfinite(near[0]))
-        if not len(small) or np.isfinite(near[0]).sum() == 1:
-            return shares
-        near[:, small[counts[small].argmin()]] = -np.inf
 
 
 # At the server.
@@ -242,9 +207,7 @@ def _summed(state: State, answers: Mapping[SiteId, Mapping[str, Values]]) -> Arr
     """Return the sum of the answers in the order of the sites' names, so that arrival order has no effect."""
     described = {site: answers[site] for site in sorted(answers) if answers[site]}
     if not described:
-        raise DataError(
-            f"none of {len(answers)} sites has {state.settings.fewest} cases (fewest), so none may describe its cases"
-        )
+        raise DataError(f"none of {len(answers)} sites has a case to describe")
     shapes = {name: array.shape for name, array in next(iter(described.values())).items()}
     for site, arrays in described.items():
         if set(arrays) != STAGES[state.stage]:
@@ -379,7 +342,7 @@ def _maximised(counts: Values, sums: Values, products: Values, before: Values, s
     means = np.where((counts > DEAD)[:, None], sums / counts[:, None], before)
     covariance = (products - (counts * means.T) @ means) / counts.sum() + settings.reg * np.eye(len(products))
     values, vectors = np.linalg.eigh(covariance)
-    if values[0] < settings.reg / 2:  # withheld sums make means that differ from those of the products
+    if values[0] < settings.reg / 2:  # rounding of secure sums: means and products may differ a little
         covariance = (vectors * np.maximum(values, settings.reg)) @ vectors.T
     return counts / counts.sum(), means, covariance
 

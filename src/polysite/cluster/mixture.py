@@ -42,9 +42,6 @@ class Settings:
         reg: Value added to the variances, more than 0.
         tolerance: A fit has converged if its mean log-likelihood changes less than this, more than 0.
         iterations: Largest number of iterations of a fit, at least 1.
-        fewest: Federated fit: a site with fewer cases sends nothing, and no sum of a site is over fewer cases. More
-            than 1 changes the clusters; 0 (the default) and 1 withhold nothing. See
-            ``polysite.cluster.federated_mixture``.
         seed: Seed of the initialisation.
         starts: Starts of the fits: shared, which a federated fit and a pooled one compute alike, or kmeans, those of
             scikit-learn, for which all cases must be in one place.
@@ -57,7 +54,6 @@ class Settings:
     reg: float = 1e-6
     tolerance: float = 1e-3
     iterations: int = 100
-    fewest: int = 0
     seed: int = 0
     starts: Literal["shared", "kmeans"] = "shared"
 
@@ -69,7 +65,7 @@ class Settings:
             raise ConfigError(f"percentiles = {self.percentiles} are two rising numbers from 0 to 100")
         if not self.candidates or min(self.candidates) < 1:
             raise ConfigError(f"components = {self.components} is a number of clusters or several, each at least 1")
-        for name, least in {"dimensions": 1, "restarts": 1, "iterations": 1, "fewest": 0, "seed": 0}.items():
+        for name, least in {"dimensions": 1, "restarts": 1, "iterations": 1, "seed": 0}.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least {least}")
         if not (self.reg > 0 and self.tolerance > 0):

@@ -6,7 +6,6 @@ scikit-learn, whose k-means begins from cases.
 """
 
 import warnings
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,12 +31,11 @@ def pooled(vectors: ArrayLike, settings: Settings = Settings()) -> State:
     kept = float(pca.explained_variance_ratio_[:keep].sum())
     if settings.starts == "kmeans":
         return _scikit_learn((table - pca.mean_) @ pca.components_[:keep].T, known, kept, settings)
-    state = federated_mixture.begin(replace(settings, fewest=0))  # nothing leaves
-    state = federated_mixture.projected(state, known, pca.explained_variance_[:keep], kept)
-    while federated_mixture.done(state) is None:
+    state = federated_mixture.projected(State(settings), known, pca.explained_variance_[:keep], kept)
+    while state.mixture is None:
         asked = federated_mixture.ask(state)
         state = federated_mixture.learn(state, {"all": federated_mixture.answer(asked, rows)})
-    return replace(state, settings=settings)
+    return state
 
 
 def _scikit_learn(points: Values, known: dict[str, Values], kept: float, settings: Settings) -> State:

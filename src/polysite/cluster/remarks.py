@@ -11,16 +11,13 @@ SAME_AS_SITES = 0.5  # adjusted Rand index of clusters and hospitals from which 
 UNSTABLE = 0.7  # adjusted Rand index of the best restarts below which there are no clear clusters
 
 
-def remarks(
-    counts: Mapping[SiteId, Mapping[str, float]], components: int, agreement: float = 1.0, fewest: int = 0
-) -> list[str]:
-    """Return sentences about empty clusters, clusters that are hospitals, restarts that disagree, and withheld sums.
+def remarks(counts: Mapping[SiteId, Mapping[str, float]], components: int, agreement: float = 1.0) -> list[str]:
+    """Return sentences about empty clusters, clusters that are hospitals, and restarts that disagree.
 
     Args:
         counts: Cases of every hospital in every cluster; clusters are named 0, 1, ...
         components: Number of clusters.
         agreement: Mean adjusted Rand index of the best restarts.
-        fewest: The setting ``fewest`` of a federated fit; 0 if nothing was withheld.
     """
     found = []
     names = [f"{c}" for c in range(components)]
@@ -40,11 +37,6 @@ def remarks(
         found.append(
             f"the best restarts end in different clusters (adjusted Rand index {agreement:.2f}), so another seed may "
             "give others: the cases have no clear clusters of this number; try fewer components or dimensions"
-        )
-    if fewest > 1:
-        found.append(
-            f"sums over fewer than {fewest} cases of a hospital were withheld (fewest = {fewest}), which changes the "
-            "clusters: those with few cases at every hospital are lost"
         )
     return found
 

@@ -8,7 +8,7 @@ validation and test cases stay at the real ones.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -20,26 +20,18 @@ from polysite.errors import ConfigError, DataError, nearest
 QUARTERS = 4  # groups of equal size, by the volume of a label
 
 
-class Federation(Protocol):
-    """A choice of ``[federation] name``."""
+@dataclass(frozen=True)
+class Natural:
+    """Every hospital holds its own cases."""
 
     def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
-        """Return the split cases of every site of the federation.
+        """Split the sites of the data.
 
         Args:
             sites: The cases of every site of the data.
             split: Splits the cases of sites, as ``[split]`` says.
             seed: Seed of random assignments.
         """
-        ...
-
-
-@dataclass(frozen=True)
-class Natural:
-    """Every hospital holds its own cases."""
-
-    def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
-        """Split the sites of the data."""
         return split(sites)
 
 
@@ -285,7 +277,7 @@ class Steps:
         steps: The federations, in their order.
     """
 
-    steps: tuple[Federation, ...]
+    steps: tuple["Federation", ...]
 
     def deal(self, sites: Sites, split: Splitter, seed: int) -> Mapping[str, SiteSplit]:
         """Apply one federation after the other."""
@@ -295,6 +287,9 @@ class Steps:
             held = {site: [case for k in SPLITS for case in each[k]] for site, each in dealt.items()}
             dealt = step.deal(held, partial(with_parts, parts=parts_of(dealt)), seed)
         return dealt
+
+
+Federation = Natural | ByLabelSize | Iid | Limited | Dirichlet | LabelRatio | HideModalities | LeaveOut | Steps
 
 
 def hides_modalities(federation: Federation) -> bool:

@@ -6,41 +6,13 @@ A source names its modalities and labels, and lists the cases of every site with
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal, NoReturn, Protocol
+from typing import ClassVar, Literal, NoReturn
 
 from polysite.data import phantom
 from polysite.data.case import Case, CaseRef
 from polysite.data.files import Files
 from polysite.data.phantom import Hospital
 from polysite.errors import ConfigError, DataError
-
-
-class Source(Protocol):
-    """A choice of ``[data] name``."""
-
-    @property
-    def task(self) -> str:
-        """``segmentation`` or ``classification``."""
-        ...
-
-    @property
-    def dims(self) -> int:
-        """Spatial dimensions of the images."""
-        ...
-
-    @property
-    def modality_names(self) -> tuple[str, ...]:
-        """Modalities, in the order of the image's channels."""
-        ...
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """Labels, or classes."""
-        ...
-
-    def case_refs(self, seed: int) -> Mapping[str, list[CaseRef]]:
-        """Return the cases of every site, not opened yet."""
-        ...
 
 
 class _Drawn:
@@ -230,7 +202,9 @@ class Counted(_Named):
         )
 
 
-SOURCES: Mapping[str, type] = {
+Source = Phantom | PhantomClasses | Files | AtHospitals | Counted
+
+SOURCES: Mapping[str, type[Source]] = {
     "phantom": Phantom,
     "phantom_classes": PhantomClasses,
     "files": Files,

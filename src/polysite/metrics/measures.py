@@ -12,15 +12,17 @@ cases out, as the published code of Manthe et al. 2023 and 2024 does, rewards a 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from polysite.errors import ConfigError
 from polysite.metrics.overlap import overlap
-from polysite.metrics.surface import Surfaces
-from polysite.metrics.surface import surfaces as numpy_surfaces
+from polysite.metrics.surface import surfaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +81,10 @@ Kind = Literal["", "missed", "false alarm", "both empty"]
 
 
 def measure(
-    predicted: Any,
-    truth: Any,
+    predicted: NDArray[np.bool_],
+    truth: NDArray[np.bool_],
     spacing: Sequence[float],
     tolerance: float = 1.0,
-    surfaces: Callable[[Any, Any, Sequence[float]], Surfaces] = numpy_surfaces,
 ) -> dict[str, float]:
     """Return all measures of two boolean masks, with the voxels of both and the diagonal of the image.
 
@@ -92,7 +93,6 @@ def measure(
         truth: Ground truth.
         spacing: Voxel size per axis.
         tolerance: Tolerance of the NSD, in the unit of the spacing.
-        surfaces: Function for the type of array; `polysite.training.surface.surfaces` for tensors.
     """
     counts = overlap(predicted, truth)
     apart = surfaces(predicted, truth, spacing)

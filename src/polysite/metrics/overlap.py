@@ -5,18 +5,15 @@ without a negative voxel are undefined: NaN, to be left out of means. IoU is TP 
 2TP + FP + FN that can be found in print is that of Dice.
 
 >>> import numpy as np
->>> dice(np.array([1, 1, 0, 0], bool), np.array([1, 0, 0, 0], bool))
-0.6666666666666666
->>> dice(np.zeros(4, bool), np.zeros(4, bool)), dice(np.zeros(4, bool), np.ones(4, bool))
+>>> found = overlap(np.array([1, 1, 0, 0], bool), np.array([1, 0, 0, 0], bool))
+>>> found, found.dice
+(Overlap(tp=1, fp=1, fn=0, tn=2), 0.6666666666666666)
+>>> overlap(np.zeros(4, bool), np.zeros(4, bool)).dice, overlap(np.zeros(4, bool), np.ones(4, bool)).dice
 (1.0, 0.0)
->>> overlap(np.array([1, 1, 0, 0], bool), np.array([1, 0, 0, 0], bool))
-Overlap(tp=1, fp=1, fn=0, tn=2)
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,42 +62,18 @@ class Overlap:
         return self.tn / (self.tn + self.fp) if self.tn + self.fp else math.nan
 
 
-def overlap(predicted: Any, truth: Any) -> Overlap:
-    """Count the overlap of two boolean arrays or tensors, on any device."""
+def overlap(predicted: NDArray[np.bool_], truth: NDArray[np.bool_]) -> Overlap:
+    """Count the overlap of two boolean arrays."""
     if predicted.shape != truth.shape:
         raise DataError(
             f"the prediction has shape {tuple(predicted.shape)}, the truth {tuple(truth.shape)}; bring both to one grid"
         )
-    if str(predicted.device) == str(truth.device) == "cpu":
-        both, positive, true = _count(np.asarray(predicted, bool), np.asarray(truth, bool))
-    else:  # start all three sums before waiting for the first
-        both, positive, true = map(int, [(predicted & truth).sum(), predicted.sum(), truth.sum()])
-    return counted(both, positive, true, math.prod(truth.shape))
+    return counted(*_count(predicted, truth), math.prod(truth.shape))
 
 
 def counted(both: int, positive: int, true: int, voxels: int) -> Overlap:
     """Return the overlap of masks with this many voxels in both, in the prediction, in the truth and in all."""
     return Overlap(both, positive - both, true - both, voxels - positive - true + both)
-
-
-def overlaps(labels: Sequence[str], predicted: Any, truth: Any) -> dict[str, Overlap]:
-    """Count the overlap of every label and of the background, the voxels without any label.
-
-    Args:
-        labels: Names of the labels.
-        predicted: Predicted masks, one per label.
-        truth: Ground truth, one mask per label.
-    """
-    each = {k: overlap(p, t) for k, p, t in zip(labels, predicted, truth, strict=True)}
-    if len(each) == 1:
-        (o,) = each.values()
-        return {BACKGROUND: Overlap(o.tn, o.fn, o.fp, o.tp), **each}
-    return {BACKGROUND: overlap(~predicted.any(0), ~truth.any(0)), **each}
-
-
-def dice(predicted: Any, truth: Any) -> float:
-    """Return the Dice coefficient of two boolean arrays or tensors: 2 |A and B| / (|A| + |B|)."""
-    return overlap(predicted, truth).dice
 
 
 def _count(predicted: NDArray[np.bool_], truth: NDArray[np.bool_]) -> tuple[int, int, int]:

@@ -34,6 +34,8 @@ Voxels = NDArray[np.uint8]
 Levels = NDArray[np.uint16]
 Vector = tuple[int, int, int]
 
+AHEAD: list[Vector] = [(i, j, k) for i, j, k in product((-1, 0, 1), repeat=3) if (i, j, k) > (0, 0, 0)]  # 13 of 26
+
 
 def features(
     image: NDArray[Any],
@@ -49,38 +51,27 @@ def features(
     touch, those of the GLRLM if no two lie on a line, the robust deviation of two voxels.
 
     Args:
-        image: An image with two or three axes, in any order; only `force2D_dimension` depends on the order.
+        image: An image with two or three axes, in any order.
         mask: Array of the same shape; the region has the value ``settings.label``.
         spacing: Voxel size in mm per axis, 1 by default; only TotalEnergy depends on it.
         settings: Settings of the extraction.
         threads: Number of threads; None for all cores.
     """
     spacing = spacing or (1.0,) * image.ndim
-    check(image.shape, mask.shape, spacing, settings)
-    image, inside, axis = _laid_out(image, mask, settings)
+    check(image.shape, mask.shape, spacing)
+    image, inside = _laid_out(image, mask, settings.label)
     workers = threads or cores()
     with ThreadPoolExecutor(workers) as pool:
         values, levels = _levels(image, inside, settings, pool, workers)
-        vectors = directions(axis)
-        dependence, apart = _neighbours(levels, vectors, pool, workers)
+        dependence, apart = _neighbours(levels, pool, workers)
         parent = np.arange(levels.size, dtype=np.int32 if levels.size < 2**31 else np.int64)
         along: list[Future[dict[str, float]]] = []
-        for group in _directions(levels, vectors, parent, pool, workers):
+        for group in _directions(levels, parent, pool, workers):
             wait(along)  # tables of two groups at most
             along += [pool.submit(formulas.along, direction, dependence.sum(1)) for direction in group]
         zones = pool.submit(_zones, levels, parent)
-        sums = _values(values, levels, dependence.sum(1), float(np.prod(spacing)), settings, pool, workers)
+        sums = _values(values, levels, dependence.sum(1), float(np.prod(spacing)), pool, workers)
         return formulas.all_features(sums, [a.result() for a in along], zones.result(), dependence, apart)
-
-
-def directions(axis: int | None) -> list[Vector]:
-    """Return the 13 of a voxel's 26 neighbours that are ahead; with an axis, only those in slices across that axis.
-
-    >>> len(directions(None)), directions(0)
-    (13, [(0, 0, 1), (0, 1, -1), (0, 1, 0), (0, 1, 1)])
-    """
-    ahead = [(i, j, k) for i, j, k in product((-1, 0, 1), repeat=3) if (i, j, k) > (0, 0, 0)]
-    return [v for v in ahead if axis is None or v[axis] == 0]
 
 
 def lined(levels: Levels, vector: Vector) -> bool:
@@ -91,23 +82,20 @@ def lined(levels: Levels, vector: Vector) -> bool:
     return len(np.unique(foot, axis=0)) < len(at)
 
 
-def _laid_out(image: NDArray[Any], mask: NDArray[Any], settings: Settings) -> tuple[NDArray[Any], Voxels, int | None]:
+def _laid_out(image: NDArray[Any], mask: NDArray[Any], label: int) -> tuple[NDArray[Any], Voxels]:
     """Return image and mask with three axes, in C order and in types that the kernels support."""
     if image.dtype.kind not in "buif":
         raise DataError(f"the image holds numbers of type {image.dtype}; give whole or real numbers")
-    inside = mask if mask.dtype == bool and settings.label == 1 else mask == settings.label
-    axis = settings.force2D_dimension if settings.force2D else None
+    inside = mask if mask.dtype == bool and label == 1 else mask == label
     if image.flags.f_contiguous and not image.flags.c_contiguous:  # as nibabel reads it: transpose, do not copy
         image, inside = image.T, inside.T
-        axis = axis if axis is None else image.ndim - 1 - axis
-    missing = 3 - image.ndim
-    shape = (1,) * missing + image.shape
+    shape = (1,) * (3 - image.ndim) + image.shape
     if image.dtype.kind == "f" and image.dtype not in (np.float32, np.float64):
         image = image.astype(np.float64)
     native = image.dtype.newbyteorder("=") if image.dtype.kind != "b" else np.uint8
     image = np.ascontiguousarray(image, native).reshape(shape)
     inside = np.ascontiguousarray(inside).view(np.uint8).reshape(shape)
-    return image, inside, axis if axis is None else axis + missing
+    return image, inside
 
 
 def _levels(
@@ -136,9 +124,9 @@ def _levels(
     return values, levels
 
 
-def _neighbours(levels: Levels, vectors: Sequence[Vector], pool: Executor, workers: int) -> tuple[Counts, Counts]:
+def _neighbours(levels: Levels, pool: Executor, workers: int) -> tuple[Counts, Counts]:
     """Return for each level the voxels by number of equal neighbours, and the differences by number of neighbours."""
-    ahead = _steps(levels, vectors)
+    ahead = _steps(levels)
     cuts = _inner(levels, ahead, workers)
     own = np.zeros((2, len(cuts) - 1, int(levels.max()) + 1, 2 * len(ahead) + 1), np.int64)
     _over(pool, kernels.neighbours, cuts, levels.ravel(), np.concatenate([ahead, -ahead]), own=tuple(own))
@@ -146,13 +134,11 @@ def _neighbours(levels: Levels, vectors: Sequence[Vector], pool: Executor, worke
     return dependence, apart
 
 
-def _directions(
-    levels: Levels, vectors: Sequence[Vector], parent: NDArray[Any], pool: Executor, workers: int
-) -> Iterator[list[Direction]]:
+def _directions(levels: Levels, parent: NDArray[Any], pool: Executor, workers: int) -> Iterator[list[Direction]]:
     """Yield pairs and runs of the directions, in groups that fit into memory; update the trees of zones."""
     top, longest = int(levels.max()), max(levels.shape)
     at_once = max(1, MAX_TABLE_BYTES // (4 * (top + 1) * (top + longest)))
-    steps = _steps(levels, vectors)
+    steps = _steps(levels)
     cuts = _inner(levels, steps, min(workers, at_once))
     group = max(1, at_once // (len(cuts) - 1))
     for n in range(0, len(steps), group):
@@ -164,7 +150,7 @@ def _directions(
         pairs, ran = counts.sum(0, dtype=np.int64), runs.sum(0, dtype=np.int64)
         yield [
             Direction(p, r, bool(p[:, 1:].any()) or lined(levels, vector))
-            for p, r, vector in zip(pairs, ran, vectors[n : n + group], strict=True)
+            for p, r, vector in zip(pairs, ran, AHEAD[n : n + group], strict=True)
         ]
 
 
@@ -196,15 +182,13 @@ def _percentiles(values: Floats, levels: Levels, voxels: Counts) -> dict[int, fl
     return formulas.percentiles(dict(zip(places.tolist(), some[places - left_out].tolist(), strict=True)), len(values))
 
 
-def _values(
-    values: Floats, levels: Levels, voxels: Counts, volume: float, settings: Settings, pool: Executor, workers: int
-) -> Values:
+def _values(values: Floats, levels: Levels, voxels: Counts, volume: float, pool: Executor, workers: int) -> Values:
     """Return sums over the values, chunk by chunk, for the first-order features."""
     percentiles = _percentiles(values, levels, voxels)
     chunks = -(-len(values) // kernels.CHUNK)
     cuts = _cuts(chunks, workers)
     plain = np.empty((chunks, 2))
-    _over(pool, kernels.sums, cuts, values, float(settings.voxel_array_shift), plain)
+    _over(pool, kernels.sums, cuts, values, plain)
     total, energy = plain.sum(0)
     mean = total / len(values)
     powers, robust = np.empty((chunks, 7)), np.empty(chunks)
@@ -225,10 +209,10 @@ def _values(
     )
 
 
-def _steps(levels: Levels, vectors: Sequence[Vector]) -> NDArray[np.int64]:
-    """Return the offset in the flat array to the neighbour in each direction."""
+def _steps(levels: Levels) -> NDArray[np.int64]:
+    """Return the offset in the flat array to the neighbour in each direction ahead."""
     plane, row = levels.shape[1] * levels.shape[2], levels.shape[2]
-    return np.array([i * plane + j * row + k for i, j, k in vectors], np.int64)
+    return np.array([i * plane + j * row + k for i, j, k in AHEAD], np.int64)
 
 
 def _inner(levels: Levels, steps: NDArray[np.int64], parts: int) -> list[int]:

@@ -131,7 +131,7 @@ class Values:
     largest: float
     mean: float
     percentiles: Mapping[int, float]
-    energy: float  # Σ (x + shift)²
+    energy: float  # Σ x²
     absolute: float  # Σ |x − mean|
     powers: tuple[float, float, float]  # Σ (x − mean)², ³, ⁴
     robust: float  # mean |x − mean| of the values from the 10th to the 90th percentile

@@ -84,13 +84,13 @@ def select(levels, wanted, values, found):  # type: ignore[no-untyped-def]
     return n
 
 
-def sums(first, last, values, shift, found):  # type: ignore[no-untyped-def]
-    """Compute for each chunk Σ x and Σ (x + shift)²."""
+def sums(first, last, values, found):  # type: ignore[no-untyped-def]
+    """Compute for each chunk Σ x and Σ x²."""
     for c in range(first, last):
         plain = square = 0.0
         for v in values[c * CHUNK : (c + 1) * CHUNK]:
             plain += v
-            square += (v + shift) * (v + shift)
+            square += v * v
         found[c, 0], found[c, 1] = plain, square
 
 

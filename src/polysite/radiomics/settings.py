@@ -29,18 +29,12 @@ class Settings:
         bin_range: Smallest and largest value of a dataset, as in [-1.01, 10.81]: its bins of ``bin_width`` apply to
             every image, so that a grey value has the same level everywhere. Values beyond it count in the first or
             last bin. Empty for the range of each image, as in PyRadiomics.
-        voxel_array_shift: Value added to the voxels in Energy, TotalEnergy and RootMeanSquared.
-        force2D: Use neighbours within slices only.
-        force2D_dimension: Axis of the array along which slices are stacked.
         label: Value of the mask inside the region.
     """
 
     bin_width: float = 25.0
     bin_count: int | None = None
     bin_range: tuple[float, ...] = ()
-    voxel_array_shift: float = 0.0
-    force2D: bool = False
-    force2D_dimension: int = 0
     label: int = 1
 
     def __post_init__(self) -> None:
@@ -52,8 +46,6 @@ class Settings:
         if not (-math.inf < low < high < math.inf) or (self.bin_range and self.bin_count is not None):
             given = list(self.bin_range)
             raise ConfigError(f"bin_range is {given}; give a smaller and a larger value, and no bin_count")
-        if not math.isfinite(self.voxel_array_shift):
-            raise ConfigError(f"voxel_array_shift is {self.voxel_array_shift}; give a number")
 
     def edges(self, least: float, largest: float, dtype: DTypeLike) -> NDArray[np.float64]:
         """Return the lower edges of the bins for values of this range and type; level k begins at edge k − 1.
@@ -81,18 +73,14 @@ class Settings:
         return np.arange(least - least % self.bin_width, largest + 2 * self.bin_width, self.bin_width)
 
 
-def check(image: Sequence[int], mask: Sequence[int], spacing: Sequence[float], settings: Settings) -> None:
-    """Refuse different shapes, an invalid spacing, and slices along an axis that does not exist."""
+def check(image: Sequence[int], mask: Sequence[int], spacing: Sequence[float]) -> None:
+    """Refuse different shapes and an invalid spacing."""
     if tuple(image) != tuple(mask):
         raise DataError(f"the image has shape {tuple(image)}, the mask {tuple(mask)}; bring both to one grid")
     if len(image) not in (2, 3) or len(spacing) != len(image) or not all(0 < s < math.inf for s in spacing):
         raise DataError(
             f"an image of shape {tuple(image)} with spacing {tuple(spacing)}; give two or three axes and a positive "
             "size for each"
-        )
-    if settings.force2D and not 0 <= settings.force2D_dimension < len(image):
-        raise ConfigError(
-            f"force2D_dimension is {settings.force2D_dimension}, but the image has {len(image)} axes, counted from 0"
         )
 
 

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from polysite.data.slices import volume_of
 from polysite.errors import ConfigError, RunError, nearest
-from polysite.metrics import classification
+from polysite.metrics.averages import average, of_classes
 from polysite.metrics.fairness import Fairness, fairness
 from polysite.metrics.measures import MEASURES, EmptyMaskPolicy, about
 from polysite.metrics.statistics import Tail
@@ -436,10 +436,8 @@ def _classes(comparison: Comparison) -> Grid:
     lines = []
     for m in comparison.methods:
         cases = [case for run in m.runs for cases in run.scores.values() for case in cases.values()]
-        both = [case.predicted or 0 for case in cases], [case.true or 0 for case in cases]
-        classes = 1 + max(map(max, both))
-        measures = (classification.balanced_accuracy, classification.f1, classification.specificity)
-        scores = [classification.accuracy(*both), *(measure(*both, classes) for measure in measures)]
+        counts = of_classes((case.predicted or 0, case.true or 0) for case in cases)
+        scores = [average(counts, measure) for measure in ("accuracy", "balanced_accuracy", "f1", "specificity")]
         lines.append(Line((name(m.name), *(number(None if isnan(x) else x) for x in scores))))
     head = ("method", "accuracy", "balanced accuracy", "F1", "specificity")
     note = (

@@ -5,50 +5,13 @@ A task defines the output channels of the network, its losses (one number per ca
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from polysite.errors import ConfigError, DataError
-from polysite.metrics.overlap import BACKGROUND, counted, overlaps
+from polysite.metrics.overlap import BACKGROUND, counted
 from polysite.site import CaseScore
-
-
-class Task(Protocol):
-    """What the network predicts, and how its predictions are compared with the ground truth."""
-
-    @property
-    def losses(self) -> tuple[str, ...]:
-        """Names of the losses; the first is the default."""
-        ...
-
-    def outputs(self, labels: Sequence[str]) -> int:
-        """Return the number of output channels of the network."""
-        ...
-
-    def loss(self, name: str, logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        """Return the loss of every case of a batch."""
-        ...
-
-    def channels(self, truth: torch.Tensor) -> torch.Tensor:
-        """Return the ground truth of a batch, one channel per output of the network."""
-        ...
-
-    def shift(self, shares: torch.Tensor, count: float, clip: float) -> torch.Tensor:
-        """Return the shift of every channel that cancels the label frequencies.
-
-        ``shares`` are the labels' shares of ``count`` voxels, or cases.
-        """
-        ...
-
-    def masks(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the prediction of one case: a mask per label, or True for the predicted class."""
-        ...
-
-    def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
-        """Compare the prediction of one case with the ground truth."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -73,16 +36,16 @@ class Outline:
         return truth
 
     def shift(self, shares: torch.Tensor, count: float, clip: float) -> torch.Tensor:
-        """Return log(pi / (1 - pi)); pi counts one more voxel with and without the label, so it is never 0 or 1."""
+        """Return the shift of every channel that cancels the label frequencies: log(pi / (1 - pi)).
+
+        ``shares`` are the labels' shares of ``count`` voxels, or cases. pi counts one more voxel with and without the
+        label, so it is never 0 or 1.
+        """
         return torch.logit((shares.double() * count + 1) / (count + 2)).clamp(-clip, clip).float()
 
     def masks(self, logits: torch.Tensor) -> torch.Tensor:
         """Return a mask per label."""
         return logits > 0
-
-    def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
-        """Return the Dice of every label."""
-        return dice_score(labels, self.masks(logits), truth, loss)
 
 
 @dataclass(frozen=True)
@@ -122,10 +85,6 @@ class Exclusive:
         chosen = logits.argmax(0)
         return torch.stack([chosen == label for label in range(1, len(logits))])
 
-    def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
-        """Return the Dice of every label."""
-        return dice_score(labels, self.masks(logits), truth, loss)
-
 
 @dataclass(frozen=True)
 class Classify:
@@ -153,7 +112,7 @@ class Classify:
         """Return True for the predicted class."""
         return torch.arange(len(logits), device=logits.device) == logits.argmax()
 
-    def score(self, labels: Sequence[str], logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
+    def score(self, logits: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
         """Return the accuracy (0 or 1), the predicted and the true class."""
         predicted, true = int(logits.argmax()), int(truth.argmax())
         return CaseScore({"accuracy": float(predicted == true)}, loss, predicted, true)
@@ -181,15 +140,12 @@ def tally(masks: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 
 
 def tallied(labels: Sequence[str], counts: Sequence[tuple[int, int, int]], voxels: int, loss: float) -> CaseScore:
-    """Return the score of a case from the numbers of ``tally``."""
+    """Return the Dice of every label of a case, with the counts of voxels, from the numbers of ``tally``."""
     found = {k: counted(*each, voxels) for k, each in zip((BACKGROUND, *labels), counts, strict=True)}
     return CaseScore({k: found[k].dice for k in labels}, loss, counts={k: o.count for k, o in found.items()})
 
 
-def dice_score(labels: Sequence[str], masks: torch.Tensor, truth: torch.Tensor, loss: float) -> CaseScore:
-    """Return the Dice of every label, with the counts of voxels, from masks."""
-    found = overlaps(labels, masks, truth.bool())
-    return CaseScore({k: found[k].dice for k in labels}, loss, counts={k: o.count for k, o in found.items()})
+Task = Outline | Exclusive | Classify  # what the network predicts, and how that is compared with the ground truth
 
 
 @dataclass(frozen=True)

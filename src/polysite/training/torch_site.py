@@ -21,11 +21,9 @@ from polysite import tree
 from polysite.data.case import SPLITS, Case
 from polysite.data.prepare import Prepare
 from polysite.errors import ConfigError, DataError, RunError
-from polysite.metrics import surface
 from polysite.metrics.measures import measure
 from polysite.radiomics import NAMES, Settings, comparable, features
-from polysite.site import Budget, Cases, CaseScore, Examined, Fit, Objective, Scores, Sketch, Tilt
-from polysite.training import surface as device_surface
+from polysite.site import Budget, Cases, Examined, Fit, Objective, Scores, Sketch, Tilt
 from polysite.training import tasks
 from polysite.training.cleaning import cleaned
 from polysite.training.clipping import clip
@@ -207,12 +205,6 @@ class TorchSite:
         site.train, site._loss = train, tasks.CaseLoss(self.task, tasks.check_loss(self.task, train.loss))
         return site
 
-    def using(self, network: Network) -> "TorchSite":
-        """Return this site with another network."""
-        site = copy.copy(self)
-        site.network, site._start = network, network.start
-        return site
-
     def lift(self, params: Tree) -> Tree:
         """Return the parameters on the device of this site."""
         device = self.network.device
@@ -387,15 +379,15 @@ class TorchSite:
 
     def score(self, params: Tree, cases: Collection[str]) -> Scores:
         """Predict these cases and return their Dice (or accuracy) and loss."""
-        predictions = self.predictions(params, cases)
-        if self.network.device.type == "cpu" or isinstance(self.task, tasks.Classify):
-            return {name: self.score_of(name, logits, truth) for name, logits, truth in predictions}
-        return self._score_together(predictions)
+        return self.scores_of(self.predictions(params, cases))
 
-    def _score_together(self, predictions: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> Scores:
-        """Return the scores of segmented cases; the host waits for the GPU once, not for every number."""
+    def scores_of(self, predictions: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> Scores:
+        """Return the scores of cases from names, logits and ground truth."""
+        if isinstance(self.task, tasks.Classify):
+            losses = ((n, z, y, float(self._loss(z[None], y[None].float()))) for n, z, y in predictions)
+            return {name: self.task.score(logits, truth, loss) for name, logits, truth, loss in losses}
         names, voxels, numbers = [], [], []
-        for name, logits, truth in predictions:
+        for name, logits, truth in predictions:  # on a GPU, the host waits for all numbers at once
             counts = tasks.tally(self._masks(name, logits), truth.bool())
             loss = self._loss(logits[None], truth[None].float())
             names.append(name)
@@ -410,13 +402,6 @@ class TorchSite:
             scores[name] = tasks.tallied(self.labels, rows, size, loss)
         return scores
 
-    def score_of(self, case: str, logits: torch.Tensor, truth: torch.Tensor) -> CaseScore:
-        """Return the Dice (or accuracy) and the loss of a case from its logits."""
-        loss = float(self._loss(logits[None], truth[None].float()))
-        if not self.train.clean.does:
-            return self.task.score(self.labels, logits, truth, loss)
-        return tasks.dice_score(self.labels, self._masks(case, logits), truth, loss)
-
     def _masks(self, case: str, logits: torch.Tensor) -> torch.Tensor:
         """Return the predicted mask of every label, cleaned if the settings say so."""
         masks = self.task.masks(logits)
@@ -429,19 +414,14 @@ class TorchSite:
     def examine(self, params: Tree, cases: Collection[str], tolerance: float) -> Iterator[Examined]:
         """Predict these cases and yield all measures of each."""
         for name, logits, truth in self.predictions(params, cases):
-            score, (spacing, unit) = self.score_of(name, logits, truth), self.grids[name]
+            score, (spacing, unit) = self.scores_of([(name, logits, truth)])[name], self.grids[name]
             if isinstance(self.task, tasks.Classify):
                 classes = {"predicted": float(logits.argmax()), "true": float(truth.argmax())}
                 yield Examined(name, score, {self.labels[int(truth.argmax())]: {**score.labels, **classes}}, unit=unit)
                 continue
-            masks: Any = self._masks(name, logits)
-            truths: Any = truth.bool()
-            surfaces: Any = device_surface.surfaces
-            if logits.device.type == "cpu":
-                masks, truths, surfaces = masks.numpy(), truths.numpy(), surface.surfaces
+            masks, truths = self._masks(name, logits).cpu().numpy(), truth.bool().cpu().numpy()
             measures = {
-                label: measure(p, t, spacing, tolerance, surfaces)
-                for label, p, t in zip(self.labels, masks, truths, strict=True)
+                label: measure(p, t, spacing, tolerance) for label, p, t in zip(self.labels, masks, truths, strict=True)
             }
             yield Examined(name, score, measures, packed(masks), unit)
 

@@ -202,17 +202,18 @@ def test_what_a_phase_began_from_outlives_better_rounds_and_a_restart(tmp_path, 
 
 def test_own_best_rounds_are_those_of_the_simulator_also_after_a_restart(tmp_path, monkeypatch):
     """One hospital likes what the others do not, so that its best round is another."""
-    score = TorchSite.score_of
+    score = TorchSite.scores_of
 
-    def contrary(self, case, logits, truth):
-        found = score(self, case, logits, truth)
-        return found if self.name != "c" else replace(found, labels={k: 1 - v for k, v in found.labels.items()})
+    def contrary(self, predictions):
+        found = score(self, predictions)
+        turned = {n: replace(s, labels={k: 1 - v for k, v in s.labels.items()}) for n, s in found.items()}
+        return turned if self.name == "c" else found
 
     def common(run):
         sites = [(split, i, scores) for split, each in run.result.common.items() for i, scores in each.items()]
         return {(split, i): sorted(map(str, scores.values())) for split, i, scores in sites}
 
-    monkeypatch.setattr(TorchSite, "score_of", contrary)
+    monkeypatch.setattr(TorchSite, "scores_of", contrary)
     often = {"run.rounds": "3", "run.validate_every": "1", "run.best": '"own"', "train.clean.largest": "true"}
     chosen = parse(BASE, {"algorithm.name": '"ditto"', "train.lr": "0.5", "model.filters": "[2, 2, 2]"} | often)
     alone = study.train(chosen, tmp_path / "simulated")

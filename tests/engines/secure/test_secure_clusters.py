@@ -75,10 +75,9 @@ def test_noise_that_fades_leaves_the_clusters_of_open_sums(monkeypatch):
     assert fitted(loud, ON)[1]["weights"] != pytest.approx(without["weights"], abs=1e-3)
 
 
-def test_what_is_pooled_or_withheld_does_not_go_together():
-    for wrong in ({"fewest": 5}, {"fit": "pooled"}):
-        with pytest.raises(ConfigError, match="nothing is pooled or withheld"):
-            Cfft(together=True, **wrong)
+def test_what_is_pooled_does_not_go_together():
+    with pytest.raises(ConfigError, match="nothing is pooled"):
+        Cfft(together=True, fit="pooled")
     assert facts(Cfft(together=True)).needs == "sum" and facts(Cfft()).needs == "each"
     with pytest.raises(ConfigError, match=r"cfft needs the reply of each site unless algorithm\.together = true"):
         config.parse('run.secure.use = "on"\n[[then]]\nalgorithm.name = "cfft"\nrun.rounds = 200\n')
