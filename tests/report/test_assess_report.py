@@ -78,11 +78,11 @@ def test_the_page_stands_alone_and_holds_everything(tmp_path, count, settings):
     assert all(escape(words, quote=False).replace("'", "&#39;") in text for words in said)
     assert "Too few cases to be described:</b> hamlet" in text
     # sums of the distances, the largest with a star
-    rows = re.findall(r"<tr><td><b>Sum</b></td>(.*?)</tr>", text)
+    rows = re.findall(r'<tr class="total"><td>Sum</td>(.*?)</tr>', text)
     for row, name in zip(rows, [n for n in ("emd", "euclidean") if n in found.distances], strict=True):
         shown = [float(cell) for cell in re.findall(r"<td[^>]*>([0-9.]+)</td>", row)]
         assert shown == pytest.approx(list(found.distances[name].sums.values()), abs=0.01)
-        assert row.count('class="star"') == 1 or count == 2
+        assert row.count('class="best"') == 1 or count == 2
 
 
 def test_a_large_federation_has_figures_and_lists_of_fixed_size(tmp_path):
@@ -100,7 +100,7 @@ def test_a_large_federation_has_figures_and_lists_of_fixed_size(tmp_path):
     assert not any("★" in t.get_text() for t in heatmap.texts)
     assert len(assess_figures.plane(found, distance).axes[0].texts) == 10 + 1  # and the ruler's
     assert all(escape(words).replace("&#x27;", "&#39;") in text for words in found.limits)
-    assert len(re.findall(r"<td>[^<]+ – [^<]+</td>", text)) == 30  # the most distant pairs alone
+    assert len(re.findall(r"<td[^>]*>[^<]+ – [^<]+</td>", text)) == 30  # the most distant pairs alone
     left = text[text.index('<h2 id="left">') : text.index('<h2 id="made">')]
     sent = {(found.cases[site], *words) for site, words in found.left.items()}  # hospitals that sent the same share it
     assert left.count('<td class="words">') == len(sent) < len(found.left)
@@ -131,7 +131,7 @@ def test_the_terminal_shows_it_within_its_width_and_names_are_never_markup(capsy
     tables.show_assessment(found, verdict)
     shown = capsys.readouterr().out
     lines = [line.rstrip() for line in shown.splitlines()]
-    assert max(map(len, lines)) <= 100 and (count != 4 or len(lines) <= 90)
+    assert max(map(len, lines)) <= 100 and (count != 4 or len(lines) <= 100)
     assert all(name in shown for name in found.sites)
     assert "most distant" in shown and ("Sum " in shown) == (count <= 8)  # the matrices of a few hospitals
     flat = re.sub(r"\s+", " ", shown)

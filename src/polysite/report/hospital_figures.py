@@ -1,7 +1,7 @@
 """Figures of what every hospital gets under every method.
 
-Few of both are bars. Of many methods every row is a method, of many hospitals every row is a hospital, with a marker
-for each of the others. Many of both are a heat map, because 23 markers cannot be told from each other.
+Few of both are bars. Of many hospitals every row is a hospital, with a marker for each method. Many methods are a heat
+map, because 23 markers cannot be told from each other.
 """
 
 from collections.abc import Sequence
@@ -30,18 +30,15 @@ from polysite.report.names import shorten
 from polysite.report.runs import Method
 
 FEW_BARS = 5  # methods that are drawn as bars
-FEW = 7  # methods or hospitals that have markers of their own
+FEW = 7  # methods that have markers of their own, or hospitals that have bars
 LONGEST = 34  # letters of a name beside a row
 
 
 def hospitals(comparison: Comparison, measure: str) -> tuple[str, str]:
     """Draw the mean of every hospital under every method; return the figure and its caption."""
-    methods, few = len(comparison.methods), len(comparison.sites) <= FEW
-    if few and methods <= FEW_BARS:
+    methods = len(comparison.methods)
+    if methods <= FEW_BARS and len(comparison.sites) <= FEW:
         return _bars(comparison, measure), "Error bars: standard error over cases."
-    if few:
-        words = "A marker per hospital; black: mean over all cases with its standard error. The best method is on top."
-        return _methods(comparison, measure), words
     if methods <= FEW:
         words = "A row per hospital, the best on top; lines: standard error over cases."
         return _sites(comparison, measure), words
@@ -58,24 +55,6 @@ def _bars(comparison: Comparison, measure: str) -> str:
     axes.set_xticks(range(len(sites)), [unformatted(short[s]) if s else "all" for s in sites])
     _scale(axes, comparison, measure, "y")
     legend(figure, dict(entries(axes)))
-    return draw(figure)
-
-
-def _methods(comparison: Comparison, measure: str) -> str:
-    """Draw a row per method, the best on top: a marker per hospital, a black bar for all cases."""
-    ranked = _ranked(comparison, measure)[::-1]
-    figure, axes = new(WIDE, 0.9 + 0.27 * len(ranked))
-    for k, site in enumerate(comparison.sites):
-        x = [_mean(m.of(site, measure, comparison.policy)) for m in ranked]
-        axes.plot(
-            x, range(len(ranked)), marker(k), color=colour(k), ms=5, mec="white", mew=0.5, label=unformatted(site)
-        )
-    for y, m in enumerate(ranked):
-        values = comparison.all_of(m, measure)
-        axes.errorbar(_mean(values), y, xerr=_error(values), fmt="|", color="black", ms=11, mew=2, lw=1.2, capsize=0)
-    name_rows(axes, [m.name for m in ranked])
-    _scale(axes, comparison, measure, "x")
-    legend(figure, dict(entries(axes)), below=True)
     return draw(figure)
 
 
