@@ -275,7 +275,7 @@ def _cells(
     pixels: bool,
 ) -> Any:
     """Draw a coloured square and text for every pair."""
-    lines: dict[str, Any] = {"edgecolors": "white", "linewidth": 1 if len(table) <= MANY else 0.5}
+    lines: dict[str, Any] = {"edgecolors": "white", "linewidth": 0 if pixels else 1 if len(table) <= MANY else 0.5}
     mesh = axes.pcolormesh(table, cmap=colours, vmin=0, vmax=most, rasterized=pixels, **lines)
     axes.set_facecolor(BLANK)
     axes.set_aspect("equal")
