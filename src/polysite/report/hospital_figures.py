@@ -18,6 +18,7 @@ from polysite.report.drawing import (
     colour,
     entries,
     grouped_bars,
+    heat_map,
     legend,
     marker,
     name_rows,
@@ -86,28 +87,13 @@ def _heat_map(comparison: Comparison, measure: str) -> str:
         [m.of(s, measure, comparison.policy) if s else comparison.all_of(m, measure) for s in rows] for m in ranked
     ]
     table = np.array([list(map(_mean, column)) for column in columns]).T
-    low, high = limits(table, measure)
-    figure, axes = new(max(WIDE, 2.9 + 0.42 * len(ranked)), 1.9 + 0.25 * len(rows))
-    palette = "cividis" if about(measure).better > 0 else "cividis_r"
-    digits = 1 if about(measure).distance else 2
-    for j, method in enumerate(ranked):
-        shown = axes.imshow(
-            table[:, j : j + 1], cmap=palette, vmin=low, vmax=high, aspect="auto",
-            extent=(j - 0.5, j + 0.5, len(rows) - 0.5, -0.5), **tag(method.name),
-        )  # fmt: skip
-        for i, value in enumerate(table[:, j]):
-            if not np.isnan(value):
-                ink = "white" if sum(shown.to_rgba(value)[:3]) < 1.35 else "black"
-                look = {"ha": "center", "va": "center", "fontsize": 7.5, "color": ink, **tag(method.name)}
-                axes.text(j, i, f"{value:.{digits}f}", **look)
-    axes.set_xlim(-0.5, len(ranked) - 0.5)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.axhline(len(sites) - 0.5, color="white", lw=3)
+    figure, axes = new(max(WIDE, 2.9 + 0.42 * len(ranked)), 1.9 + max(0.25 * len(rows), 2.4))
+    digits, reverse = 1 if about(measure).distance else 2, about(measure).better < 0
     short, titles = shorten(sites, LONGEST), shorten([m.name for m in ranked], 28)
-    axes.set_yticks(range(len(rows)), [unformatted(short[s]) if s else "all cases" for s in rows], fontsize=8.5)
-    axes.set_xticks(range(len(ranked)), [unformatted(titles[m.name]) for m in ranked], rotation=90, fontsize=8.5)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
+    named = [short[s] if s else "all cases" for s in rows], [titles[m.name] for m in ranked]
+    tags = [tag(m.name) for m in ranked]
+    shown = heat_map(axes, table, *named, limits(table, measure), digits=digits, reverse=reverse, tags=tags)
+    axes.axhline(len(sites) - 0.5, color="white", lw=3)
     figure.colorbar(shown, ax=axes, label=_label(comparison, measure), shrink=0.6, aspect=30, pad=0.015)
     return draw(figure)
 
