@@ -5,9 +5,9 @@ hatches, so that figures can be read in print without colour. What belongs to a 
 a page can hide it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import Any
 
 import numpy as np
@@ -146,21 +146,6 @@ def outline(axes: Axes, masks: Sequence[np.ndarray], colours: Sequence[str], wid
             look: dict[str, Any] = {"colors": colours[k], "linestyles": ("-", "--")[k % 2], "zorder": 2 + k % 2}
             axes.contour(x, y, np.pad(mask, 1), levels=[0.5], linewidths=width, **look)
     axes.axis(limits)
-
-
-def grouped_bars(
-    axes: Axes,
-    values: Mapping[str, Sequence[Sequence[float]]],
-    error: Callable[[Sequence[float]], float],
-    width: float,
-    **look: Any,
-) -> None:
-    """Draw the means of groups of values with error bars, a colour per name: name -> groups of values."""
-    width, ends = width / len(values), {"capsize": 2, "ecolor": "#444", **look}
-    for k, (name, groups) in enumerate(values.items()):
-        x = np.arange(len(groups)) + (k - (len(values) - 1) / 2) * width
-        means, errors = [fmean(g) if g else np.nan for g in groups], [error(g) for g in groups]
-        axes.bar(x, means, width * 0.93, yerr=errors, label=unformatted(name), error_kw=ends, **filling(k))
 
 
 def heat_map(

@@ -40,7 +40,7 @@ def cases(methods: Sequence[Method], reference: str) -> list[Shown]:
     chosen = [ranked[0], *(m for m in able if m.name in beside and m is not ranked[0])]
     return [
         _case(evaluation, key, Scan(*evaluation.scan(*key), place), place["why"], chosen)
-        for evaluation in _evaluations(ranked[0], ranked[0].first.settings["seed"])[:1]
+        for evaluation in [e for e in _evaluations(ranked[0], ranked[0].first.settings["seed"]) if e.about["shown"]][:1]
         for place in evaluation.about["shown"]
         for key in [(place["site"], place["case"])]
     ]

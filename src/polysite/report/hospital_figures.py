@@ -1,7 +1,7 @@
 """Figures of what every hospital gets under every method.
 
-Few of both are bars. Of many hospitals every row is a hospital, with a marker for each method. Many methods are a heat
-map, because 23 markers cannot be told from each other.
+Every row is a hospital, with a marker for each method. Many methods are a heat map, because 23 markers cannot be told
+from each other.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ from math import ceil, floor
 from statistics import fmean, stdev
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from polysite.metrics.measures import about
 from polysite.report.compare import Comparison
@@ -17,7 +16,6 @@ from polysite.report.drawing import (
     WIDE,
     colour,
     entries,
-    grouped_bars,
     heat_map,
     legend,
     marker,
@@ -30,39 +28,24 @@ from polysite.report.figure_files import draw
 from polysite.report.names import shorten
 from polysite.report.runs import Method
 
-FEW_BARS = 5  # methods that are drawn as bars
-FEW = 7  # methods that have markers of their own, or hospitals that have bars
+FEW = 7  # methods that have markers of their own
+FEW_ROWS = 12  # hospitals up to which rows are tall
 LONGEST = 34  # letters of a name beside a row
 
 
 def hospitals(comparison: Comparison, measure: str) -> tuple[str, str]:
     """Draw the mean of every hospital under every method; return the figure and its caption."""
-    methods = len(comparison.methods)
-    if methods <= FEW_BARS and len(comparison.sites) <= FEW:
-        return _bars(comparison, measure), "Error bars: standard error over cases."
-    if methods <= FEW:
+    if len(comparison.methods) <= FEW:
         words = "A row per hospital, the best on top; lines: standard error over cases."
         return _sites(comparison, measure), words
     words = "Means of hospitals (rows) under methods (columns), both ordered from the best to the worst."
     return _heat_map(comparison, measure), words
 
 
-def _bars(comparison: Comparison, measure: str) -> str:
-    sites = [*comparison.sites, None]
-    figure, axes = new(max(WIDE, 0.3 + 0.45 * len(sites)), 3.2)
-    values = {m.name: [m.of(s, measure, comparison.policy) for s in sites] for m in comparison.methods}
-    grouped_bars(axes, values, _error, 0.8, lw=1)
-    short = shorten(comparison.sites, 72 // len(sites))
-    axes.set_xticks(range(len(sites)), [unformatted(short[s]) if s else "all" for s in sites])
-    _scale(axes, comparison, measure, "y")
-    legend(figure, dict(entries(axes)))
-    return draw(figure)
-
-
 def _sites(comparison: Comparison, measure: str) -> str:
     """Draw a row per hospital, the highest scores on top, and one for all cases below: a marker per method."""
     sites: list[str | None] = [None, *reversed(_best_first(comparison, measure))]
-    figure, axes = new(WIDE, 0.9 + 0.27 * len(sites))
+    figure, axes = new(WIDE, 0.9 + (0.27 if len(sites) > FEW_ROWS else 0.45) * len(sites))
     several = len(comparison.methods)
     for k, method in enumerate(comparison.methods):
         groups = [method.of(s, measure, comparison.policy) if s else comparison.all_of(method, measure) for s in sites]
@@ -74,7 +57,9 @@ def _sites(comparison: Comparison, measure: str) -> str:
     axes.axhline(0.5, color="#999999", lw=0.8)
     short = shorten(comparison.sites, LONGEST)
     name_rows(axes, [short[s] if s else "all" for s in sites])
-    _scale(axes, comparison, measure, "x")
+    axes.set_xlabel(_label(comparison, measure))
+    if about(measure).distance:
+        axes.set_xlim(left=0)
     legend(figure, dict(entries(axes)), below=several > 3)
     return draw(figure)
 
@@ -123,17 +108,6 @@ def _best_first(comparison: Comparison, measure: str) -> list[str]:
 
 def _label(comparison: Comparison, measure: str) -> str:
     return f"{comparison.title(measure)}, {comparison.methods[0].first.split} cases"
-
-
-def _scale(axes: Axes, comparison: Comparison, measure: str, axis: str) -> None:
-    """Name the axis of the scores, and give it its limits."""
-    if axis == "y":
-        axes.set_ylabel(_label(comparison, measure))
-        axes.set_ylim(0, 1 if not about(measure).distance else None)
-    else:
-        axes.set_xlabel(_label(comparison, measure))
-        if about(measure).distance:
-            axes.set_xlim(left=0)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ segmentation: an extensive benchmark, 2024): sites by decreasing number of cases
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from polysite.metrics.measures import about
 from polysite.report import axes_figures, example_cases
 from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison
-from polysite.report.drawing import COLOURS, INK, WIDE, deviation, grouped_bars, new, unformatted
+from polysite.report.drawing import COLOURS, INK, WIDE, deviation, filling, new, unformatted
 from polysite.report.figure_files import Picture, draw
 from polysite.report.names import cut, shorten
 from polysite.report.page import Options, cluster_pictures
@@ -84,8 +85,13 @@ def _bars(comparison: Comparison, methods: Sequence[Method]) -> Figure:
     short = shorten([s for s in sites if s], LETTERS)
     named = [f"{short[s]} ({counts.get(s, 0)})" if s else "all" for s in sites]
     figure, axes = new(max(WIDE, 0.06 * len(sites) * len(methods) + 0.8), 2.9 + _depth(named))
-    values = {m.name: [m.of(s, comparison.main, comparison.policy) for s in sites] for m in methods}
-    grouped_bars(axes, values, deviation, 0.82, lw=0.8, capsize=1.5, capthick=0.8)
+    width, ends = 0.82 / len(methods), {"capsize": 1.5, "capthick": 0.8, "ecolor": "#444", "lw": 0.8}
+    for k, method in enumerate(methods):
+        values = [method.of(s, comparison.main, comparison.policy) for s in sites]
+        x = np.arange(len(sites)) + (k - (len(methods) - 1) / 2) * width
+        means, errors = [fmean(v) if v else np.nan for v in values], [deviation(v) for v in values]
+        label = unformatted(method.name)
+        axes.bar(x, means, width * 0.93, yerr=errors, label=label, error_kw=ends, **filling(k))
     _name_sites(axes, named)
     axes.axvline(len(sites) - 1.5, color=UNKNOWN, lw=0.8)
     axes.set_xlim(-0.6, len(sites) - 0.4)
