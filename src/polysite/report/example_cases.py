@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from polysite.errors import ConfigError, RunError, nearest
+from polysite.report.evaluations import Evaluation, Key
 from polysite.report.orientation import turned
-from polysite.report.runs import Evaluation, Key, Method
+from polysite.report.runs import Method
 from polysite.report.viewer import Shown
 
 MAX_METHODS = 5  # side by side
