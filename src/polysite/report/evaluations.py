@@ -22,6 +22,7 @@ from polysite.spreadsheets import rows as csv_rows
 Key = tuple[str, str]  # site and case
 MEND = "'polysite evaluate --again' makes it anew, and a page does without it with --no-scans"
 
+TEXT_COLUMNS = ("model", "site", "case", "label")  # of cases.csv; all other columns are numbers
 DEFLATE = 1100  # times that an archive can make its content smaller
 # what NumPy and the archive of a damaged .npz file may raise
 UNREADABLE = (
@@ -42,9 +43,9 @@ class Measured:
 
     @classmethod
     def parse(cls, row: Mapping[str, str]) -> Self:
-        """Return a row of the file; all columns but the first four are numbers."""
-        known = ("model", "site", "case", "label")
-        return cls(*(row[k] for k in known), {k: float(v) for k, v in row.items() if k not in known})
+        """Return a row of the file."""
+        values = {k: float(v) for k, v in row.items() if k not in TEXT_COLUMNS}
+        return cls(row["model"], row["site"], row["case"], row["label"], values)
 
 
 @dataclass(frozen=True)

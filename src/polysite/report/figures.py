@@ -171,7 +171,7 @@ def _panels_of_lines(
     named: Sequence[tuple[str, Lines]],
     names: Sequence[str],
     what: str,
-    ends: Mapping[str, float | None],
+    ends: Mapping[str, Any],
     look: Callable[[str], Mapping[str, Any]] = lambda name: {},
 ) -> str:
     """Draw a panel for each title, with a line per name.
