@@ -104,20 +104,10 @@ class Summary:
         """Labels of a segmentation; a classification has one entry, accuracy."""
         return next((list(case.labels) for cases in self.scores.values() for case in cases.values()), [])
 
-    @cached_property
-    def _tables(self) -> dict[Table, Mapping[Key, float]]:
-        return {}
-
     def values(
         self, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
     ) -> Mapping[Key, float]:
         """Return a measure of every case: of one label, or the mean over the labels by the policy."""
-        asked = measure, policy, label
-        if asked not in self._tables:
-            self._tables[asked] = self._compute(*asked)
-        return self._tables[asked]
-
-    def _compute(self, measure: str, policy: EmptyMaskPolicy, label: str | None) -> dict[Key, float]:
         names = [label] if label else self.labels
         if self.evaluation and self.measure == "Dice":
             own = self.evaluation.own
@@ -267,10 +257,6 @@ class Method:
     def _tables(self) -> dict[Table, Mapping[Key, float]]:
         return {}
 
-    @cached_property
-    def _lists(self) -> dict[Table, dict[str | None, list[float]]]:
-        return {}
-
     def values(
         self, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
     ) -> Mapping[Key, float]:
@@ -306,14 +292,8 @@ class Method:
         self, site: str | None, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
     ) -> list[float]:
         """Return the values of one hospital, or of all with None."""
-        asked = measure, policy, label
-        if asked not in self._lists:
-            lists: dict[str | None, list[float]] = {None: []}
-            for (owner, _), value in self.values(*asked).items():
-                lists[None].append(value)
-                lists.setdefault(owner, []).append(value)
-            self._lists[asked] = lists
-        return list(self._lists[asked].get(site, ()))
+        values = self.values(measure, policy, label)
+        return [value for (owner, _), value in values.items() if site in (None, owner)]
 
     def site_means(
         self, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
