@@ -44,7 +44,7 @@ from polysite.metrics.measures import MEASURES
 from polysite.payload import Payload
 from polysite.planning import statistics
 from polysite.planning.statistics import SiteStatistics
-from polysite.report import runs, site_distances
+from polysite.report import evaluations, runs, site_distances
 from polysite.site import CaseScore, Examined
 from polysite.tuning import space
 
@@ -165,12 +165,12 @@ def _run_folders(folder: Path) -> Iterator[Reader]:
     for name in ("about.json", "cases.csv"):
         copy = folder / f"evaluated-{name}" / "evaluation" / "test"
         shutil.copytree(evaluated, copy)
-        read = from_file(copy / name, lambda path: runs.read_evaluation(path.parents[2], "test"))
+        read = from_file(copy / name, lambda path: evaluations.read_evaluation(path.parents[2], "test"))
         yield Reader(f"evaluation {name}", ((evaluated / name).read_bytes(),), read,
                      mutate.JSON if name.endswith("json") else mutate.BYTES)  # fmt: skip
     np.savez_compressed(folder / "whole.npz", **{"north/a/image": np.ones((1, 2, 2)), "north/a/truth": np.ones((1, 2))})
     kept = from_file(
-        folder / "kept" / "scans.npz", lambda path: runs.Evaluation(path.parent, {}, ()).scan("north", "a")
+        folder / "kept" / "scans.npz", lambda path: evaluations.Evaluation(path.parent, {}, ()).scan("north", "a")
     )
     yield Reader("scans.npz", ((folder / "whole.npz").read_bytes(),), kept)
     assessed = (FIXTURES / "assessment" / "assessment.json").read_bytes()
@@ -369,7 +369,7 @@ def _trimmed(assessed: bytes) -> bytes:
 
 
 def _scan(path: Path) -> object:
-    return runs.Evaluation(path.parent, {}, ()).scan("north", "a")
+    return evaluations.Evaluation(path.parent, {}, ()).scan("north", "a")
 
 
 def _needed(path: Path) -> object:

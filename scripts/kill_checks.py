@@ -19,7 +19,7 @@ from polysite.algorithms import ALGORITHMS
 from polysite.engines import checkpoint, site_memory
 from polysite.engines.record import Result
 from polysite.engines.run_folder import RunFolder
-from polysite.report import runs, site_distances
+from polysite.report import evaluations, runs, site_distances
 
 _ = ALGORITHMS  # a checkpoint holds classes of algorithms, which must be imported
 VARYING = {"seconds", "elapsed", "time"}  # keys of a record that differ from run to run
@@ -71,7 +71,7 @@ def evaluated(folder: Path) -> Iterator[str]:
 
 def evaluation(folder: Path) -> Iterator[str]:
     """Yield what cannot be read in an evaluation."""
-    yield from readable(folder, lambda p: runs.read_evaluation(p.parents[1], p.name))
+    yield from readable(folder, lambda p: evaluations.read_evaluation(p.parents[1], p.name))
     for name in ("about.json", "cases.csv", "predictions.npz", "scans.npz"):
         if not (folder / name).exists():
             yield f"{folder / name} is missing"

@@ -155,7 +155,7 @@ def test_the_folder_has_every_number_and_a_page_that_says_who_learns_what(run, t
     ]  # fmt: skip
     assert all(0 < i["ratio"] <= 1 for i in numbers["inversion"])
     shown = (done.folder / "index.html").read_text()
-    for words in ("Who had what", "What a policy would have prevented", "all their losses are those of the run"):
+    for words in ("who had it", "What a policy would have prevented", "all their losses are those of the run"):
         assert words in shown
     assert (done.folder / "figures" / "rebuilt.png").exists() and (done.folder / "figures" / "membership.svg").exists()
     assert not (run.path / "audit.json").exists()

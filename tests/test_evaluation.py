@@ -16,8 +16,9 @@ from polysite import frames
 from polysite.algorithms.base import facts
 from polysite.data.federation import LeaveOut
 from polysite.data.phantom import write
+from polysite.engines.phases import SHARED
 from polysite.errors import ConfigError, DataError, RunError
-from polysite.report import runs
+from polysite.report import evaluations
 from polysite.report.runs import read
 from polysite.study import build_sites, training
 from polysite.training.torch_site import TorchSite
@@ -67,12 +68,12 @@ def rows_of(folder):
 def test_the_counts_are_those_of_the_measures_and_of_the_result(name, root):
     run = read(root / name)
     for row in run.evaluation.rows:
-        counts = run.evaluation.counts[row["model"], row["site"], row["case"]]
-        tp, fp, fn, tn = counts[row["label"]]
-        assert (tp + fn, tp + fp) == (row["truth"], row["predicted"]) and tp + fp + fn + tn > row["truth"]
+        counts, voxels = run.evaluation.counts[row.model, row.site, row.case], row.values
+        tp, fp, fn, tn = counts[row.label]
+        assert (tp + fn, tp + fp) == (voxels["truth"], voxels["predicted"]) and tp + fp + fn + tn > voxels["truth"]
         assert set(counts) == {"background", *LABELS} and len({sum(c) for c in counts.values()}) == 1
-    for (site, case), labels in run.evaluation.own.items():
-        model = next(iter(labels.values()))["model"]
+    for site, case in run.evaluation.own:
+        model = site if name == "local" else SHARED
         assert run.scores[site][case].counts == run.evaluation.counts[model, site, case]
     again = read(root / name, evaluation="test")
     assert again.counts == run.counts and set(run.counts) == set(run.sites)
@@ -109,7 +110,7 @@ def test_the_distances_are_monais_on_the_answers_that_were_kept(root):
 
 def test_personal_models_are_tried_on_everyone(root):
     found = read(root / "local").evaluation
-    matrix = runs.matrix(found.rows)
+    matrix = evaluations.matrix(found.rows)
     assert set(matrix) == {"east", "north", "west"} and all(set(r) == set(matrix) for r in matrix.values())
     for site in matrix:
         own = [r["dice"] for (s, _), labels in found.own.items() if s == site for r in labels.values()]
@@ -139,7 +140,7 @@ def test_a_hospital_that_did_not_train_and_other_parts_are_examined_too(tmp_path
     assert {r["model"] for r in found} == {"*"} and {r["site"] for r in found} == {"east", "north"}
     pooled = read(trained(replace(SMALL, run=replace(SMALL.run, pooled=True))).folder.path).evaluation
     assert pooled.about["unit"] == "mm" and pooled.about["trained"] == ["pooled"]
-    assert {(r["model"], r["site"]) for r in pooled.rows} == {("*", s) for s in ("east", "north", "west")}
+    assert {(r.model, r.site) for r in pooled.rows} == {("*", s) for s in ("east", "north", "west")}
 
 
 @pytest.mark.parametrize("algorithm", [ps.Local(), ps.FedAvg()], ids=["personal", "shared"])

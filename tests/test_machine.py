@@ -80,12 +80,9 @@ import sys
 from polysite import own_process
 own_process.begin()
 import polysite.training.tasks
-blocked = sys.modules["mlflow"]
-own_process.unblock("mlflow")
-import mlflow
-print(blocked, mlflow.__name__)
+print(sys.modules["mlflow"])
 """
 
 
-def test_monai_is_imported_without_mlflow_and_tracking_finds_it_all_the_same():
-    assert subprocess.check_output([sys.executable, "-c", BEGIN], text=True) == "None mlflow\n"
+def test_monai_is_imported_without_mlflow():
+    assert subprocess.check_output([sys.executable, "-c", BEGIN], text=True) == "None\n"

@@ -10,8 +10,8 @@ from polysite.data.case import CaseRef
 from polysite.data.manifest import Manifest, Row
 from polysite.data.split import Split, table
 from polysite.evaluation_folder import _write_csv
+from polysite.report.evaluations import read_counts
 from polysite.report.grid import Cell, Grid, Line
-from polysite.report.runs import _read_counts
 from polysite.spreadsheets import plain_cell, shielded
 
 NAMES = ["=1+2", "+A1", "-A1", "@SUM(A1)", "'=x", "''@x", "\t=1", '=cmd|" /C calc"!A0', "north", "'a'"]
@@ -44,7 +44,7 @@ def test_a_split_and_a_manifest_and_an_evaluation_read_back_equal(tmp_path):
     assert found == [("@site", n, "=class", {"+note": "-x"}) for n in names]
     counts = {"model": "=m", "site": "+s", "label": "@l", "tp": 1, "fp": 2, "fn": 3, "tn": 4}
     _write_csv(tmp_path / "counts.csv", [{**counts, "case": n} for n in NAMES])
-    assert _read_counts(tmp_path / "counts.csv") == {("=m", "+s", n): {"@l": (1, 2, 3, 4)} for n in NAMES}
+    assert read_counts(tmp_path / "counts.csv") == {("=m", "+s", n): {"@l": (1, 2, 3, 4)} for n in NAMES}
 
 
 def test_a_table_of_a_page_has_no_formula():

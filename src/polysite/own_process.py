@@ -7,22 +7,12 @@ import sys
 import warnings
 from importlib import import_module
 
-_blocked: set[str] = set()  # packages that cannot be imported until ``unblock``
-
 
 def begin() -> None:
     """Ignore warnings that polysite reports itself, and keep MONAI from importing MLflow: a fifth of the start."""
     warnings.filterwarnings("ignore", module=r"PIL\.")  # polysite reports a damaged picture itself, with its file
     if "mlflow" not in sys.modules:
         sys.modules["mlflow"] = None  # type: ignore[assignment]  # importing it raises an ImportError
-        _blocked.add("mlflow")
-
-
-def unblock(package: str) -> None:
-    """Let a package be imported that ``begin`` had blocked."""
-    if package in _blocked:
-        _blocked.remove(package)
-        del sys.modules[package]
 
 
 def worker_command(module: str, *words: str) -> list[str]:

@@ -347,12 +347,6 @@ def test_the_model_of_one_hospital_on_all_cases_is_a_row(tmp_path):
     wt, tc = (np.mean([c[n] / share[s] for s in held for c in held[s].values()]) for n in ("WT", "TC"))
     assert lines["local, model of 01"] == pytest.approx([(wt + tc) / 2, wt, tc, (9 * 1.0 + 21 * 9.0) / 30])
     assert found.methods[2].of("01", "dice") == found.methods[1].of("01", "dice")
-    assert [m.name for m in compare(loaded, owner="").methods] == ["fedavg", "local", "fedper"]
-    assert compare(loaded, owner="13").methods[2].name == "local, model of 13"
-    with pytest.raises(ConfigError, match="no site '14'"):
-        compare(loaded, owner="14")
-    with pytest.raises(ConfigError, match="no method here has a model of '13'"):
-        compare([loaded[0], loaded[2]], owner="13")
     whole, one = (costs.cost(m.first, Speeds()) for m in (loaded[1], loaded[1].under("12")))
     assert (whole.steps, one.steps, one.parallel_steps) == (48, 12, 12)  # the row costs what that hospital did
 

@@ -91,10 +91,10 @@ def test_groups_are_those_of_all_splits_and_volumes_those_of_the_ground_truth(fe
     assert medians == pytest.approx([0.02] * 3) and wt.get_ylabel() == "mL"  # ten voxels of 2 mm³
 
 
-def test_a_chosen_case_shows_every_method_and_label(few):
+def test_a_chosen_case_shows_the_truth_and_every_method(few):
     (picture,) = PAPER_FIGURES["cases"](few, Options(cases=("north-1",)))
     assert picture.name == "cases north-1" and "north" in picture.caption
-    assert len(picture.svg.figure.axes) == 1 + 2 * 3  # one modality; two labels of the truth and two methods
+    assert len(picture.svg.figure.axes) == 1 + 1 + 2  # the scan, in its one modality; the truth; two methods
     assert PAPER_FIGURES["cases"](few, Options(cases=("north-1",), scans=False)) == []
     for name, words in (("north-9", "no evaluated case 'north-9'"), ("-1", "may be any of island-1, north-1")):
         with pytest.raises(ConfigError, match=words):

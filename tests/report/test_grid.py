@@ -8,7 +8,7 @@ from rich.console import Console
 
 from polysite.report import progress
 from polysite.report.grid import Cell, Grid, Line, fitting, mark_best, name, narrowed, spread
-from polysite.report.plain_progress import PlainProgress
+from polysite.report.progress import PlainProgress
 from polysite.report.tables import show_grid
 
 

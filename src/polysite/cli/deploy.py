@@ -128,7 +128,6 @@ def run(
     deadline: Deadline = None,
     wait: Wait = 60.0,
     assess: Annotated[bool, Option("--assess/--no-assess", help="Assess the hospitals before training.")] = True,
-    track: Annotated[list[str] | None, Option(metavar="KIND", help="Also write for tensorboard or mlflow.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -151,12 +150,12 @@ def run(
     with coordinator.listening(found) as link, watching(quiet, as_json) as watch:
         if not quiet and not as_json:
             say(f"listening on {found.host}:{link.port} for {', '.join(found.sites)}", file=sys.stderr)
-        names, tracked = list(found.sites), track or ()
+        names = list(found.sites)
         if resume:
-            done = coordinator.resume(resume, link, watch, deadlines=deadlines, wait=wait, track=tracked)
+            done = coordinator.resume(resume, link, watch, deadlines=deadlines, wait=wait)
         elif study is not None:
             done = coordinator.run(
-                study, link, names, out, watch, deadlines=deadlines, assess=assess, wait=wait, track=tracked
+                study, link, names, out, watch, deadlines=deadlines, assess=assess, wait=wait
             )
     _publish(done, quiet, as_json)
 

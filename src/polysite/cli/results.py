@@ -131,14 +131,6 @@ def compare(
             "@ !sites to leave out; / label or measure. May be repeated; p is corrected over all of them (Holm).",
         ),
     ] = None,
-    owner: Annotated[
-        str | None,
-        Option(
-            metavar="SITE",
-            help="Hospital whose model gets a row of its own, on all hospitals' cases; by default the largest, for "
-            "methods in which hospitals train alone; none for no such row.",
-        ),
-    ] = None,
     figure: Figures = None,
     case: Cases = None,
     speeds: Speeds = None,
@@ -158,11 +150,8 @@ def compare(
     from polysite.report.runs import methods, read
 
     compared = methods(read(path, name, on) for name, path in map(_named, runs))
-    options = replace(
-        options_of(compared, reference, empty, hd95, tail, speeds, assessment, scans, figure, case),
-        owner="" if owner == "none" else owner,
-        questions=tuple(test or ()),
-    )
+    options = options_of(compared, reference, empty, hd95, tail, speeds, assessment, scans, figure, case)
+    options = replace(options, questions=tuple(test or ()))
     target = out or RunFolder.fresh(Path("comparisons"), "compare")
     done = publish.comparison(target, title, compared, options)
     if as_json:

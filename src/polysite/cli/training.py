@@ -53,7 +53,6 @@ def train(
     print_config: Annotated[
         bool, Option("--print-config", help="Print the whole study with every key explained, and exit.")
     ] = False,
-    track: Annotated[list[str] | None, Option(metavar="KIND", help="Also log to tensorboard or mlflow.")] = None,
     trainings: Annotated[
         int, Option(min=1, help="Train this often with different seeds, and average the predictions.")
     ] = 1,
@@ -76,10 +75,10 @@ def train(
         raise PolysiteError(
             "--resume takes its configuration from the run folder; leave out the file, --set, --out and --after"
         )
-    if trainings > 1 and (resume or after or track or not evaluate):
+    if trainings > 1 and (resume or after or not evaluate):
         raise PolysiteError(
             "--trainings makes an ensemble, which is evaluated: leave out --resume (the same command continues), "
-            "--after, --track and --no-evaluate"
+            "--after and --no-evaluate"
         )
     if resume and print_config:
         from polysite.engines.run_folder import RunFolder
@@ -97,9 +96,9 @@ def train(
     if said and not quiet and not as_json:
         say("Settings from the data (--set changes them):", *(f"  {line}" for line in said), hang=4)
     with watching(quiet, as_json) as watch:
-        tracked, where = track or (), studies.Engine(engine, ray_address, workers)
+        where = studies.Engine(engine, ray_address, workers)
         if resume:
-            run = studies.resume(resume, watch, False, tracked, evaluate, engine=where)
+            run = studies.resume(resume, watch, False, evaluate, engine=where)
             if evaluate and not (run.folder.path / "evaluation" / run.split).exists():  # finished by 0.1.0
                 from polysite.evaluation import evaluate as examine
 
@@ -109,7 +108,7 @@ def train(
 
             run = train_ensemble(study, out, trainings, watch, engine=where)
         else:
-            run = studies.train(study, out, watch, tracked, after, evaluate, False, engine=where)
+            run = studies.train(study, out, watch, after, evaluate, False, engine=where)
     if as_json:
         print(json.dumps({"run": str(run.folder.path), **run.result.plain()}))
     if quiet and not page:

@@ -17,7 +17,6 @@
     assessment/        deployed runs: how the sites differ
     bundles/           MONAI bundles of ``polysite serve-model``
     index.html         the page about the run
-    tensorboard/, mlflow/   with ``--track``
     .lock              held by the process that writes here
 
 A new run gets a new folder; nothing is ever overwritten.

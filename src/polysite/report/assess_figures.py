@@ -1,8 +1,7 @@
 """Figures of an assessment: distances, groups, and distributions of the hospitals' data.
 
-Figures of more than ``LARGE`` hospitals have a fixed number of elements: heat maps show ``CELLS`` groups of neighbours,
-trees end in ``CELLS`` branches, maps name the most distant hospitals alone, and distributions are bands over all
-hospitals instead of a row for each.
+Figures of more than ``LARGE`` hospitals have a fixed size: heat maps and trees name the outlier alone, maps the most
+distant hospitals, and distributions are bands over all hospitals instead of a row for each.
 
 Maps by classical scaling: Torgerson, Multidimensional scaling, Psychometrika 1952. Names of hospitals are drawn
 literally, without formulas; the browser renders letters that no local font has.
@@ -12,7 +11,6 @@ import io
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 from typing import Any
@@ -27,9 +25,9 @@ from polysite.heterogeneity.assessment import LARGE, LEVEL, Assessment, Distance
 from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.distances import Values
 from polysite.payload import SiteId
-from polysite.report.drawing import COLOURS, DOTS, INK, quartiles, strip
+from polysite.report.drawing import COLOURS, DOTS, INK, strip
 from polysite.report.figure_files import Drawing
-from polysite.report.names import cut, shorten
+from polysite.report.names import shorten
 
 USUAL, MARKED, BLANK = COLOURS[0], COLOURS[5], "#eef1f4"
 STAR = "★"  # significant
@@ -39,7 +37,7 @@ BAND = 2.6  # inches: height of a panel that shows many hospitals as a band
 LETTER = 0.078  # inches: width of a letter
 MAX_LETTERS = 26  # of a name
 CLOSE = 0.15  # inches between a point and its name beyond which a line joins them
-CELLS = 30  # rows of a figure of more than LARGE hospitals
+TALL = 7.0  # inches: height of all rows of more than LARGE hospitals
 LABELLED = 10  # most distant hospitals that a map of more than LARGE hospitals names
 DPI = 150  # of dots that are drawn as pixels
 SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 1), (-0.7, 1), (0.7, -1), (-0.7, -1))  # of a point, for its name
@@ -49,16 +47,17 @@ PLACES = np.array([(gap, *side) for gap in (0.03, CLOSE, 0.3, 0.45, 0.6, 0.8) fo
 def heatmap(assessment: Assessment, distance: Distance, small: bool = False) -> Figure:
     """Draw the distances between all hospitals, with a star if significant, and the outlier in bold.
 
-    Of many hospitals, draw the mean distances between groups of neighbours, without stars.
+    Many hospitals are in the order of their tree, without stars; only the outlier is named.
     """
-    shown = rows_of(assessment.sites, distance.matrix)
-    count, large = len(shown.names), shown.grouped
+    sites, table = ordered(assessment.sites, distance.matrix)
+    count, large, marked = len(sites), len(sites) > LARGE, outlier(assessment, distance)
+    names = [site if site == marked or not large else "" for site in sites]
     numbers = count <= (FEW if small else MANY)
-    cell = (0.62 if count <= FEW else 0.5) if numbers else max(0.14, 2.2 / count) if small else 0.24
-    edge = LETTER * _longest(shown.names)
+    cell = _cell(count, (0.62 if count <= FEW else 0.5) if numbers else max(0.14, 2.2 / count) if small else 0.24)
+    edge = LETTER * _longest(names)
     size = count * cell + edge + (0.2 if numbers else 0.9), count * cell + 0.75 * edge + 0.2
     figure = Figure(size, layout="constrained")
-    axes, table = figure.add_subplot(), shown.table
+    axes = figure.add_subplot()
     digits = decimals(distance.matrix)
     texts = {
         (i, j): ((f"{table[i, j]:.{digits}f}" if numbers else "") + STAR * starred, starred)
@@ -67,61 +66,32 @@ def heatmap(assessment: Assessment, distance: Distance, small: bool = False) -> 
     }
     letters = (9 if count <= FEW else 7.5) if numbers else 6
     mesh = _cells(axes, table, texts, "cividis", float(np.nanmax(table, initial=0.0)) or 1.0, letters, large)
-    marked = outlier(assessment, distance)
-    _names(axes, shown.names, cell, shown.name_of(marked) if marked else None)
+    _names(axes, names, cell, marked)
     if not numbers:
         _colours(figure, axes, mesh, shrink=0.6)
     return figure
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows of a figure: one per hospital, or one per group of neighbours if there are many hospitals."""
+def ordered(sites: Sequence[SiteId], matrix: Values) -> tuple[list[SiteId], Values]:
+    """Return the hospitals with their table, many of them in the order of their tree; NaN on the diagonal.
 
-    names: tuple[str, ...]
-    members: tuple[tuple[SiteId, ...], ...]
-    table: Values  # distances between two rows; NaN between a hospital and itself
-
-    @property
-    def grouped(self) -> bool:
-        """Whether a row is a group."""
-        return any(len(group) > 1 for group in self.members)
-
-    def name_of(self, site: SiteId) -> str:
-        """Return the name of the row of a hospital."""
-        return next(name for name, group in zip(self.names, self.members, strict=True) if site in group)
-
-
-def rows_of(sites: Sequence[SiteId], matrix: Values) -> Rows:
-    """Return the rows of a table of hospitals: themselves, or ``CELLS`` groups in the order of their tree.
-
-    A cell of two groups is the mean over the pairs of different hospitals in them.
-
-    >>> shown = rows_of([f"h{k:02}" for k in range(60)], np.ones((60, 60)) - np.eye(60))
-    >>> shown.table.shape, {len(group) for group in shown.members}, {round(x, 9) for x in shown.table.ravel().tolist()}
-    ((30, 30), {2}, {1.0})
+    >>> ordered(["a", "b"], np.array([[0, 2], [2, 0.0]]))
+    (['a', 'b'], array([[nan,  2.],
+           [ 2., nan]]))
     """
-    if len(sites) <= LARGE:
-        alone = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
-        return Rows(tuple(sites), tuple((s,) for s in sites), alone)
-    from scipy.cluster.hierarchy import leaves_list
+    order: Sequence[int] = range(len(sites))
+    if len(sites) > LARGE:
+        from scipy.cluster.hierarchy import leaves_list
 
-    groups = np.array_split(leaves_list(cluster.tree(matrix)), CELLS)
-    table = np.array([[_mean_apart(matrix, one, other) for other in groups] for one in groups])
-    members = tuple(tuple(sites[i] for i in group) for group in groups)
-    return Rows(tuple(_group_name(group) for group in members), members, table)
-
-
-def _mean_apart(matrix: Values, one: Values, other: Values) -> float:
-    """Return the mean distance of two groups, or within a group; NaN within a group of one."""
-    block = matrix[np.ix_(one, other)]
-    pairs = block.size - (len(one) if one is other else 0)  # the diagonal is zero
-    return float(block.sum() / pairs) if pairs else float("nan")
+        order = leaves_list(cluster.tree(matrix))
+    table = matrix[np.ix_(order, order)].astype(float)
+    np.fill_diagonal(table, np.nan)
+    return [sites[i] for i in order], table
 
 
-def _group_name(group: Sequence[SiteId]) -> str:
-    """Return the name of a group: its first hospital, and the number of others."""
-    return group[0] if len(group) == 1 else f"{cut(group[0], MAX_LETTERS)} + {len(group) - 1}"
+def _cell(count: int, usual: float) -> float:
+    """Return the height of a row in inches; many rows share a fixed height."""
+    return TALL / count if count > LARGE else usual
 
 
 def outlier(assessment: Assessment, distance: Distance) -> SiteId | None:
@@ -179,10 +149,7 @@ def plane(assessment: Assessment, distance: Distance) -> Figure:
 
 
 def dendrogram(assessment: Assessment, distance: Distance) -> Figure:
-    """Draw the tree of average linkage; the groups with the best silhouette are coloured.
-
-    Of many hospitals, only the last mergers are drawn.
-    """
+    """Draw the tree of average linkage; the groups with the best silhouette are coloured."""
     from scipy.cluster.hierarchy import dendrogram as hang
     from scipy.cluster.hierarchy import to_tree
 
@@ -193,18 +160,16 @@ def dendrogram(assessment: Assessment, distance: Distance) -> Figure:
     def shade(node: int) -> str:
         return next((COLOURS[k % 6] for k, group in enumerate(groups) if below[node] <= group), COLOURS[6])
 
-    cut: dict[str, Any] = {"truncate_mode": "lastp", "p": CELLS} if len(assessment.sites) > LARGE else {}
-    drawn = hang(merged, no_plot=True, link_color_func=shade, **cut)
-    leaves = [sorted(assessment.sites[i] for i in below[node]) for node in drawn["leaves"]]
-    count, wide = len(leaves), len(assessment.sites) > SOME
-    row = 0.42 if count <= SOME else 0.24
-    figure = Figure((WHOLE if wide else HALF, row * count + 0.9), layout="constrained")
+    drawn = hang(merged, no_plot=True, link_color_func=shade)
+    count, far = len(assessment.sites), outlier(assessment, distance)
+    row = _cell(count, 0.42 if count <= SOME else 0.24)
+    figure = Figure((WHOLE if count > SOME else HALF, row * count + 0.9), layout="constrained")
     axes = figure.add_subplot()
     for across, along, shade in zip(drawn["icoord"], drawn["dcoord"], drawn["color_list"], strict=True):
-        axes.plot(along, across, color=shade, lw=2)
-    far = outlier(assessment, distance)
-    marked = next((_group_name(group) for group in leaves if far in group), None)
-    _rows(axes, [10 * k + 5 for k in range(count)], [_group_name(group) for group in leaves], marked, 9)
+        axes.plot(along, across, color=shade, lw=2 if count <= LARGE else 0.8)
+    leaves = [assessment.sites[i] for i in drawn["leaves"]]
+    names = [site if site == far or count <= LARGE else "" for site in leaves]
+    _rows(axes, [10 * k + 5 for k in range(count)], names, far, 9)
     axes.set_ylim(0, 10 * count)
     axes.set_xlim(left=0)
     axes.set_xlabel("distance at which they merge", fontsize=9)
@@ -240,22 +205,23 @@ def distributions(assessment: Assessment) -> Figure:
 def angles(assessment: Assessment, component: str, cases: bool = False) -> Figure:
     """Draw, for one component of the embedding, the angles between hospital means, and from each case to its mean;
     or, if ``cases``, the angle between a random case of each of two hospitals."""
-    shown = rows_of(assessment.sites, (assessment.case_angles if cases else assessment.angles)[component])
-    count, table = len(shown.names), shown.table
-    cell = 0.55 if count <= FEW else 0.4 if count <= MANY else 0.19
-    edge = LETTER * _longest(shown.names)
+    sites, table = ordered(assessment.sites, (assessment.case_angles if cases else assessment.angles)[component])
+    count, large = len(sites), len(sites) > LARGE
+    names = [""] * count if large else sites
+    cell = _cell(count, 0.55 if count <= FEW else 0.4 if count <= MANY else 0.19)
+    edge = LETTER * _longest(names)
     width = min(count * cell * 1.15, WHOLE - edge - 2.6)
     size = width + edge + 1.1 if cases else WHOLE, count * cell + max(0.75 * edge, 0.5) + 0.4
     figure = Figure(size, layout="constrained")
     left, *right = figure.subplots(1, 2 - cases, squeeze=False, width_ratios=(width, WHOLE - edge - width)[cases:])[0]
     numbers = {(i, j): (f"{table[i, j]:.0f}°", False) for i, j in np.ndindex(table.shape) if i != j and count <= MANY}
-    mesh = _cells(left, table, numbers, "viridis", 180.0, 8.5 if count <= SOME else 7, shown.grouped)
-    _names(left, shown.names, cell, None)
+    mesh = _cells(left, table, numbers, "viridis", 180.0, 8.5 if count <= SOME else 7, large)
+    _names(left, names, cell, None)
     _colours(figure, left, mesh, ticks=[0, 45, 90, 135, 180], format="%d°")
     left.set_aspect("auto")
     if right:
         left.set_title("between the means of two hospitals", fontsize=9.5, loc="left")
-        _turned(right[0], assessment, component, shown)
+        _turned(right[0], assessment, component, sites)
     return figure
 
 
@@ -276,14 +242,15 @@ def _colours(figure: Figure, axes: Axes, mesh: Any, **style: Any) -> None:
     bar.ax.tick_params(labelsize=8, length=2)
 
 
-def _turned(axes: Axes, assessment: Assessment, component: str, shown: Rows) -> None:
-    """Draw the angles of the cases of every hospital, or of a group of hospitals, to the mean of their hospital."""
-    lists = [np.concatenate([assessment.alignment[s][component] for s in group]) for group in shown.members]
-    for k, values in enumerate(lists):
-        if shown.grouped:
-            axes.plot((values.min(), values.max()), (k, k), color=USUAL, lw=4, alpha=0.4, solid_capstyle="butt")
-            quartiles(axes, k, values)
-        else:
+def _turned(axes: Axes, assessment: Assessment, component: str, sites: Sequence[SiteId]) -> None:
+    """Draw the angles of the cases of every hospital to their mean; of many hospitals, the range and the median."""
+    lists = [assessment.alignment[s][component] for s in sites]
+    if len(sites) > LARGE:
+        low, middle, high = np.array([np.quantile(values, (0, 0.5, 1)) for values in lists]).T
+        axes.hlines(range(len(lists)), low, high, color=USUAL, lw=0.8, alpha=0.6)
+        axes.plot(middle, range(len(lists)), ".", color=INK, ms=3)
+    else:
+        for k, values in enumerate(lists):
             strip(axes, k, values, USUAL, sum(map(len, lists)) > DOTS)
     _rows(axes, range(len(lists)), [""] * len(lists), None, 8)
     axes.set_ylim(len(lists) - 0.5, -0.5)
@@ -308,7 +275,7 @@ def _cells(
     pixels: bool,
 ) -> Any:
     """Draw a coloured square and text for every pair."""
-    lines: dict[str, Any] = {"edgecolors": "white", "linewidth": 1 if len(table) <= MANY else 0.5}
+    lines: dict[str, Any] = {"edgecolors": "white", "linewidth": 0 if pixels else 1 if len(table) <= MANY else 0.5}
     mesh = axes.pcolormesh(table, cmap=colours, vmin=0, vmax=most, rasterized=pixels, **lines)
     axes.set_facecolor(BLANK)
     axes.set_aspect("equal")

@@ -3,38 +3,22 @@
 A clinician can stop after the strategies; a data scientist finds every number below.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from polysite.heterogeneity.assessment import (
-    LARGE,
-    LEVEL,
-    METADATA,
-    ROUNDS,
-    TESTED,
-    Assessment,
-    Distance,
-    Groups,
-    at_once,
-)
+from polysite.heterogeneity.assessment import LARGE, METADATA, ROUNDS, Assessment, Distance, at_once
 from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
-from polysite.heterogeneity.distances import Values
-from polysite.heterogeneity.verdict import LISTED, Finding, Verdict, some, tests
+from polysite.heterogeneity.verdict import Finding, Verdict
 from polysite.report import assess_figures as draw
+from polysite.report import assess_tables
+from polysite.report.assess_tables import SHORT, groups
 from polysite.report.figure_files import Picture, write_figures
 from polysite.report.template import render
 
 FIRST = ("emd", "euclidean", "shift", "centre")  # the distances of the paper, or those under noise, shown large
-MAX_PAIRS = 30  # the most distant ones are listed, if there are too many for all
-MAX_GROUPS = 6  # that are described, of more than LISTED hospitals
 BESIDE = ("assessment.json", "distances.csv")  # files that the page mentions if they exist
-SHORT = {"emd": "Earth Mover's", "euclidean": "Euclidean", "energy": "energy", "mmd": "MMD", "frechet": "Fréchet"}
-SHORT |= {"shift": "shift", "centre": "mean embedding"}
 EXPLAINED = {
     "emd": "How far the values of one hospital must be moved, on average, to become those of the other: the mean over ",
     "euclidean": "Distance between the mean embeddings of two hospitals",
@@ -56,6 +40,7 @@ def write(folder: Path, assessment: Assessment, verdict: Verdict, about: Mapping
     heatmaps, maps = _heatmaps(assessment), _maps(assessment)
     held, angles, case_angles = _held(assessment), _angles(assessment, False), _angles(assessment, True)
     write_figures(folder / "figures", [*heatmaps, *maps, *([held] if held else []), *angles, *case_angles])
+    main = [assessment.distances[name] for name in FIRST if name in assessment.distances]
     page = folder / "index.html"
     text = render(
         "assess.html",
@@ -65,21 +50,18 @@ def write(folder: Path, assessment: Assessment, verdict: Verdict, about: Mapping
         assessment=assessment,
         findings=_by_site(verdict.findings),
         evidence=EVIDENCE,
-        site_tests=_site_tests(assessment),
+        hospitals=assess_tables.by_site(assessment),
         heatmaps=heatmaps,
         maps=maps,
         held=held,
         angles=angles,
         case_angles=case_angles,
-        quantities=list(_quantities(assessment)),
-        tables=[_pairs(assessment, assessment.distances[name]) for name in FIRST if name in assessment.distances],
-        matrices=[_matrix(assessment, assessment.distances[name]) for name in FIRST if name in assessment.distances],
-        all_pairs=len(assessment.sites) <= draw.MANY,
-        most_pairs=MAX_PAIRS,
-        short=SHORT,
-        tests=list(_tests(assessment)),
-        named=[_named(d) for d in assessment.distances.values()],
-        ranks=_ranks(assessment),
+        quantities=assess_tables.quantities(assessment),
+        pairs=[assess_tables.pairs(assessment, distance) for distance in main],
+        matrices=[assess_tables.matrix(assessment, d) for d in main if len(assessment.sites) <= draw.MANY],
+        tested=assess_tables.tested(assessment),
+        agreement=assess_tables.agreement(assessment),
+        ranks=assess_tables.ranks(assessment),
         left=_left(assessment),
         settings=asdict(assessment.settings),
         about=about,
@@ -103,38 +85,6 @@ def _left(assessment: Assessment) -> list[tuple[list[str], str, str, str]]:
     return [(sites, *key) for key, sites in sorted(alike.items(), key=lambda each: (len(each[0][0]), each[0]))]
 
 
-def groups(clusters: Groups) -> str:
-    """Describe groups of hospitals; of many hospitals, the largest group is described by its size.
-
-    >>> groups((("a", "b"), ("c",))), groups((tuple("abcdefgh"), ("i",)))
-    ('{a, b} and {c} alone', '{i} alone and the 8 others')
-    >>> groups((("a", "b"),)), groups((("a",), ("b",)))
-    ('none: all form one group', 'none: each alone')
-    """
-    if len(clusters) < 2:
-        return "none: all form one group"
-    if all(len(members) == 1 for members in clusters):
-        return "none: each alone"
-    named, rest = list(clusters), ""
-    if sum(map(len, named)) > draw.SOME:
-        largest = max(named, key=len)
-        named.remove(largest)
-        rest = f" and the {len(largest)} others"
-    large = sum(map(len, clusters)) > LISTED
-    if large and len(named) > MAX_GROUPS:
-        named, rest = named[:MAX_GROUPS], f" and {len(named) - MAX_GROUPS} more groups{rest}"
-    return " and ".join("{" + some(members, large) + "}" + " alone" * (len(members) == 1) for members in named) + rest
-
-
-def probability(p: float) -> str:
-    """Format a p-value.
-
-    >>> probability(0.0124), probability(0.0004), probability(1.0)
-    ('0.012', '< 0.001', '1')
-    """
-    return "< 0.001" if p < 0.001 else "1" if p > 0.9995 else f"{p:.3f}"
-
-
 def amount(count: int) -> str:
     """Format a number of bytes.
 
@@ -142,17 +92,6 @@ def amount(count: int) -> str:
     ('24 bytes', '16.1 kB', '2.4 MB')
     """
     return f"{count} bytes" if count < 1000 else f"{count / 1000:.1f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"
-
-
-def _site_tests(assessment: Assessment) -> dict[str, Any]:
-    """Return the adjusted p-values that a hospital differs, by metadata and by embeddings."""
-    p, kinds = tests(assessment), [name for name in TESTED if name in assessment.distances]
-    columns, rows = [f"p, {'metadata' if name in METADATA else 'embeddings'}" for name in kinds], []
-    for site in assessment.sites:
-        own = [p[name, site] for name in kinds]
-        given = {"p": list(map(probability, own)), "differs": min(own) <= LEVEL}
-        rows.append({"site": site, "cases": assessment.cases[site], **given})
-    return {"columns": columns, "rows": rows}
 
 
 def _by_site(findings: tuple[Finding, ...]) -> dict[str, list[str]]:
@@ -256,87 +195,3 @@ def _angles(assessment: Assessment, cases: bool) -> list[Picture]:
         svg = draw.drawing(draw.angles(assessment, name, cases), at, f"Angles of {name} {between}")
         found.append(Picture(name[0].upper() + name[1:], svg, "", name=at))
     return found
-
-
-def _quantities(assessment: Assessment) -> Iterator[dict[str, Any]]:
-    largest = {"maxI": assessment.largest(INTENSITY), "maxL": assessment.largest(VOLUME, CLASS)}
-    roles = {quantity.name: role for role, quantity in largest.items() if quantity}
-    for quantity in assessment.quantities.values():
-        apart = [site for site in assessment.sites if assessment.stands_out(quantity, site)]
-        ends = dict.fromkeys(f"{f(quantity.divisors.values()):.4g}" for f in (min, max))
-        yield {
-            "name": quantity.name,
-            "mean": f"{quantity.mean:.3f}",
-            "role": roles.get(quantity.name, ""),
-            "scale": " to ".join(ends),
-            "unit": quantity.unit,
-            "apart": some(apart, len(assessment.sites) > LISTED) or "–",
-        }
-
-
-def _couples(assessment: Assessment, matrix: Values) -> list[tuple[int, int]]:
-    """Return all pairs, or the most distant ones, as indices of a matrix; the most distant come first."""
-    every = sorted(combinations(range(len(assessment.sites)), 2), key=lambda pair: -float(matrix[pair]))
-    return every if len(assessment.sites) <= draw.MANY else every[:MAX_PAIRS]
-
-
-def _pairs(assessment: Assessment, distance: Distance) -> dict[str, Any]:
-    digits = draw.decimals(distance.matrix) + 1
-
-    def row(at: tuple[int, int]) -> dict[str, Any]:
-        values = {key: f"{getattr(distance, key)[at]:.{digits}f}" for key in ("matrix", "low", "high", "chance")}
-        chances = {key: probability(getattr(distance, key)[at]) for key in ("p", "adjusted")}
-        if distance.error is not None:
-            values["error"] = f"{distance.error[at]:.{digits}f}"
-        return {"pair": _pair(assessment, at), "star": distance.adjusted[at] <= LEVEL, **values, **chances}
-
-    return {"title": distance.title, "rows": [row(at) for at in _couples(assessment, distance.matrix)]}
-
-
-def _matrix(assessment: Assessment, distance: Distance) -> dict[str, Any]:
-    """Return the distances of all hospitals as a table, with a last row of their sums."""
-    digits = draw.decimals(distance.matrix) + 1
-    rows = [
-        (site, ["–" if i == j else f"{value:.{digits}f}" for j, value in enumerate(distance.matrix[i])])
-        for i, site in enumerate(assessment.sites)
-    ]
-    total = [(f"{distance.sums[s]:.{digits}f}", s == draw.outlier(assessment, distance)) for s in assessment.sites]
-    return {"title": distance.title, "rows": rows, "sums": total}
-
-
-def _tests(assessment: Assessment) -> Iterator[dict[str, Any]]:
-    """Yield the adjusted p-values of every pair, by distance."""
-    for at in _couples(assessment, assessment.metadata.matrix):
-        adjusted = [d.adjusted[at] for d in assessment.distances.values()]
-        yield {"pair": _pair(assessment, at), "cells": [(probability(p), bool(p <= LEVEL)) for p in adjusted]}
-
-
-def _pair(assessment: Assessment, at: tuple[int, int]) -> str:
-    return f"{assessment.sites[at[0]]} – {assessment.sites[at[1]]}"
-
-
-def _named(distance: Distance) -> dict[str, str]:
-    silhouette = f" ({distance.silhouette:.2f})" if len(distance.linked) > 1 else ""
-    return {
-        "name": SHORT[distance.name],
-        "outlier": f"{distance.outlier} ({distance.named[distance.outlier]:.0%})",
-        "clusters": groups(distance.clusters),
-        "linked": groups(distance.linked) + silhouette,
-    }
-
-
-def _ranks(assessment: Assessment) -> list[tuple[str, list[str]]]:
-    """Return Spearman's rank correlations of the distances over the pairs; empty if there is too little to compare."""
-    from scipy.stats import spearmanr
-
-    pairs = {n: d.matrix[np.triu_indices(len(assessment.sites), 1)] for n, d in assessment.distances.items()}
-    if len(assessment.sites) < 3 or len(pairs) < 2:
-        return []
-
-    def cell(one: str, other: str) -> str:
-        if one == other:
-            return ""
-        constant = min(np.ptp(pairs[one]), np.ptp(pairs[other])) == 0
-        return "–" if constant else f"{float(spearmanr(pairs[one], pairs[other]).statistic):.2f}"
-
-    return [(SHORT[one], [cell(one, other) for other in pairs]) for one in pairs]

@@ -288,12 +288,10 @@ def _method(findings: Sequence[Finding], about: Mapping[str, Any]) -> Iterator[s
         f"({' and '.join(about['modalities'])}, prepared as for training, then downsampled). Stopping and the choice "
         "of the attack use the validation cases; the errors are those of the test cases."
     )
-    lengths = ", ".join(f"{f.coefficients} for {f.kind}" for f in findings)
     yield (
         f"Errors are relative to the average scan of the training cases. Baselines: {BESIDE['nearest'][-1]}; "
         f"{BESIDE['hospital'][-1]}, which a recipient who knows the sender may know; and {BESIDE['compressed'][-1]} by "
-        f"principal components ({lengths}; at most as many as training cases). The last is no limit: a decoder may do "
-        "better."
+        "principal components, at most as many as training cases. The last is no limit: a decoder may do better."
     )
     yield (
         f"To identify patients, the numbers of a second scan of the {first.probes} validation and test cases are "
@@ -449,7 +447,6 @@ class AttackedModels:
 
     def sections(self, about: Mapping[str, Any]) -> Iterator[Section]:
         """Yield the sections of the page."""
-        yield Section("who", "Who had what", (self.protections.words, audience(self)))
         rows = [*((s.name, s.found) for s in self.surfaces), ("untrained", self.control)]
         looks: dict[str, Look] = {
             "loss": ("o", 0, 0.12, True, [m.loss for _, m in rows]),
@@ -462,7 +459,8 @@ class AttackedModels:
             "chance.",
         )  # fmt: skip
         told = (membership(self), by_site(self))
-        yield Section("members", "Are training patients recognised?", (areas, *(grid for grid in told if grid.lines)))
+        blocks = (self.protections.words, areas, *(grid for grid in told if grid.lines))
+        yield Section("members", "Are training patients recognised?", blocks)
         if self.inverted:
             drawn = [(i.name, {k: _slice(x[0, 0]) for k, x in i.found.images.items()}) for i in self.inverted]
             shown = _picture(
@@ -470,8 +468,7 @@ class AttackedModels:
                 "Middle slices of the first modality. These are images of patients; --no-scans makes a page without "
                 "them.",
             )  # fmt: skip
-            blocks = (inversion(self), shown) if self.scans else (inversion(self),)
-            yield Section("images", "Are images rebuilt?", blocks)
+            yield Section("images", "Are images rebuilt?", (inversion(self), *([shown] if self.scans else [])))
         yield Section("prevented", "What a policy would have prevented", tuple(prevented(self)))
         yield Section("knows", "What the attacker knows", tuple(_knows(about)))
 
@@ -481,19 +478,20 @@ def _cell(auc: Auc | None) -> Cell:
 
 
 def membership(found: AttackedModels) -> Grid:
-    """Return a table of the areas by model, over all hospitals."""
-    rows = [(s.name, "yes" if s.seen else "no", s.found) for s in found.surfaces]
+    """Return a table of the areas by model, over all hospitals, and who had the model."""
+    rows = [(s.name, s.who if s.seen else "nobody else", s.found) for s in found.surfaces]
     rows.append(("untrained network", "–", found.control))
     lines = [
-        Line((name(what), name(seen), _cell(m.loss), _cell(m.calibrated), number(m.loss.members, "d"),
+        Line((name(what), name(who), _cell(m.loss), _cell(m.calibrated), number(m.loss.members, "d"),
               number(m.loss.others, "d")))
-        for what, seen, m in rows
+        for what, who, m in rows
     ]  # fmt: skip
-    head = ("", "seen in this run", "AUC by loss", "AUC calibrated", "trained on", "others")
+    head = ("", "who had it", "AUC by loss", "AUC calibrated", "trained on", "others")
     note = (
         "Areas under the ROC curve: 0.5 is guessing, 1 certainty; in brackets the 95 % interval (Newcombe's). Marked: "
         "significantly above 0.5. Patients are compared within hospitals. The untrained network has seen no patient: "
-        "what it shows is chance in the split."
+        "what it shows is chance in the split. Scores of validation and test cases leave besides, as the policy "
+        "allows; docs/protection.md lists all that leaves."
     )
     return Grid("membership", "Who was trained on?", head, tuple(lines), note)
 
@@ -537,25 +535,6 @@ def inversion(found: AttackedModels) -> Grid:
         "image. The cosine says how well the gradient of the rebuilt image fits."
     )
     return Grid("inversion", "What was rebuilt?", head, tuple(lines), note)
-
-
-def audience(found: AttackedModels) -> Grid:
-    """Return who had what in this run, with the measured attack beside it."""
-    secure = found.protections.secure
-    released = found.surface("released model")
-    rows = [
-        ("the coordinator", "the sum of the replies of every round" if secure else "every reply of every round",
-         found.surface("sum" if secure else "single replies")),
-        ("another hospital", "the common model of every round", found.surface("sum")),
-        ("who gets the released model", "the model of the best round", released),
-        ("who reads the wire", "sizes and times: the connection is encrypted", None),
-    ]  # fmt: skip
-    lines = [Line((name(who), name(what), _cell(s.found.strongest if s else None))) for who, what, s in rows]
-    note = (
-        "AUC of the stronger attack on who was trained on. Scores of validation and test cases leave besides, as the "
-        "policy allows; docs/protection.md lists all that leaves."
-    )
-    return Grid("audience", "", ("", "has", "AUC"), tuple(lines), note)
 
 
 def prevented(found: AttackedModels) -> Iterator[str]:

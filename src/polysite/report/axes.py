@@ -19,9 +19,10 @@ from polysite.engines.run_folder import RunFolder
 from polysite.metrics.correlation import FEWEST, Kind, correlation, interval
 from polysite.metrics.measures import about
 from polysite.report.compare import Comparison
+from polysite.report.evaluations import Key
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread
 from polysite.report.published import Number, Paper, numbers
-from polysite.report.runs import Key, Method, Summary
+from polysite.report.runs import Method, Summary
 from polysite.report.site_distances import over_pairs
 from polysite.report.site_distances import read as read_distances
 from polysite.site import Scores
@@ -98,8 +99,8 @@ def regrouped(run: Summary, like: Summary) -> Summary:
 
     evaluation = run.evaluation
     if evaluation is not None:
-        places = [(row, moved.get((row["site"], row["case"]))) for row in evaluation.rows]
-        rows = [{**row, "site": at[0], "case": at[1]} for row, at in places if at is not None]
+        places = [(row, moved.get((row.site, row.case))) for row in evaluation.rows]
+        rows = [replace(row, site=at[0], case=at[1]) for row, at in places if at is not None]
         evaluation = replace(evaluation, rows=rows, about={**evaluation.about, "shown": []})
     return replace(run, scores=scores(run.scores), common=scores(run.common), evaluation=evaluation, like=like)
 

@@ -22,7 +22,7 @@ from polysite.report import averages, paired_tests, subgroups
 from polysite.report.costs import with_effort
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread, with_best
 from polysite.report.names import listed
-from polysite.report.paired_tests import LEVEL, Answer, Test, find_site, outcome
+from polysite.report.paired_tests import LEVEL, Answer, Test, outcome
 from polysite.report.runs import Method
 
 
@@ -103,8 +103,6 @@ def compare(
     reference: str | None = None,
     policy: EmptyMaskPolicy = EmptyMaskPolicy(),
     tail: Tail = "two-sided",
-    *,
-    owner: str | None = None,
     questions: Sequence[str] = (),
 ) -> Comparison:
     """Compare finished runs of one task on the same cases.
@@ -114,8 +112,6 @@ def compare(
         reference: Method that the others are tested against; fedavg, or else the first, if None.
         policy: Rule for distances of empty masks.
         tail: Alternative of the tests: ``two-sided``, ``greater`` (better than the reference) or ``less``.
-        owner: Hospital whose model is shown on all hospitals' cases, in a row of its own. If None, that of the hospital
-            with most cases, for methods in which hospitals train alone. An empty text shows none.
         questions: Additional tests, as in ``scaffold > fedavg @ 12,13 / TC`` (`polysite.report.paired_tests`).
     """
     names = [m.name for m in methods]
@@ -123,31 +119,20 @@ def compare(
     if reference is not None and reference not in names:
         raise ConfigError(f"there is no method {reference!r} to compare with; {nearest(reference, names)}")
     chosen = reference or ("fedavg" if "fedavg" in names else names[0])
-    bare = Comparison(_with_owners(methods, owner), chosen, policy, (), (), tail)
+    bare = Comparison(_with_owners(methods), chosen, policy, (), (), tail)
     tested = [k for k in ("dice", "hd95", "accuracy") if k in bare.measures]
     tests = [t for measure in tested for t in _tests(bare, measure, tail)]
     asked = paired_tests.ask(questions, bare.methods, bare.measures, policy)
     return replace(bare, tests=tests, remarks=list(_remarks(bare)), asked=asked)
 
 
-def _with_owners(methods: Sequence[Method], owner: str | None) -> list[Method]:
-    """Add a row after each method whose hospitals have models of their own: one hospital's model on all cases."""
-    if owner == "":
-        return list(methods)
-    shown, found = [], False
+def _with_owners(methods: Sequence[Method]) -> list[Method]:
+    """Add a row after each method whose hospitals train alone: the model of the largest hospital on all cases."""
+    shown = []
     for method in methods:
-        site = find_site(owner, method.sites) if owner else _largest(method)
+        site = _largest(method)
         beside = method.under(site) if site else None
         shown += [method, beside] if beside else [method]
-        found = found or beside is not None
-    if owner and not found:
-        sites = sorted({s for m in methods for s in m.sites})
-        if find_site(owner, sites) is None:
-            raise ConfigError(f"there is no site {owner!r} whose model could be shown; {nearest(owner, sites)}")
-        raise ConfigError(
-            f"no method here has a model of {owner!r} that was evaluated on the cases of all hospitals; "
-            "'polysite evaluate RUN --again' does this"
-        )
     return shown
 
 

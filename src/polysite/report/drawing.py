@@ -5,9 +5,9 @@ hatches, so that figures can be read in print without colour. What belongs to a 
 a page can hide it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import Any
 
 import numpy as np
@@ -148,19 +148,48 @@ def outline(axes: Axes, masks: Sequence[np.ndarray], colours: Sequence[str], wid
     axes.axis(limits)
 
 
-def grouped_bars(
+def heat_map(
     axes: Axes,
-    values: Mapping[str, Sequence[Sequence[float]]],
-    error: Callable[[Sequence[float]], float],
-    width: float,
-    **look: Any,
-) -> None:
-    """Draw the means of groups of values with error bars, a colour per name: name -> groups of values."""
-    width, ends = width / len(values), {"capsize": 2, "ecolor": "#444", **look}
-    for k, (name, groups) in enumerate(values.items()):
-        x = np.arange(len(groups)) + (k - (len(values) - 1) / 2) * width
-        means, errors = [fmean(g) if g else np.nan for g in groups], [error(g) for g in groups]
-        axes.bar(x, means, width * 0.93, yerr=errors, label=unformatted(name), error_kw=ends, **filling(k))
+    table: np.ndarray,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    ends: tuple[float, float],
+    *,
+    digits: int | None = 2,
+    upright: bool = True,
+    reverse: bool = False,
+    tags: Sequence[Mapping[str, Any]] = (),
+) -> Any:
+    """Draw a table as colours with numbers; return an image for a colour bar.
+
+    Args:
+        axes: The axes.
+        table: The numbers; NaN is left blank.
+        rows: Names of the rows.
+        columns: Names of the columns.
+        ends: Ends of the colour scale.
+        digits: Decimals of the numbers; None: without numbers.
+        upright: Turn the names of the columns.
+        reverse: Small numbers are bright.
+        tags: What marks every column as part of a method (`tag`).
+    """
+    for j, column in enumerate(table.T):
+        mark = dict(tags[j]) if tags else {}
+        place = (j - 0.5, j + 0.5, len(rows) - 0.5, -0.5)
+        shown = axes.imshow(column[:, None], "cividis_r" if reverse else "cividis", vmin=ends[0], vmax=ends[1],
+                            aspect="auto", extent=place, **mark)  # fmt: skip
+        for i, value in enumerate(column if digits is not None else ()):
+            if not np.isnan(value):
+                ink = "white" if sum(shown.to_rgba(value)[:3]) < 1.35 else "black"
+                look = {"ha": "center", "va": "center", "fontsize": 7.5, "color": ink, **mark}
+                axes.text(j, i, f"{value:.{digits}f}", **look)
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xticks(range(len(columns)), [unformatted(c) for c in columns], rotation=90 if upright else 0, fontsize=8.5)
+    axes.set_yticks(range(len(rows)), [unformatted(r) for r in rows], fontsize=8.5)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    return shown
 
 
 def deviation(values: Sequence[float]) -> float:

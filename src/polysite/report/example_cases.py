@@ -3,14 +3,15 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from polysite.errors import ConfigError, RunError, nearest
+from polysite.report.evaluations import Evaluation, Key
 from polysite.report.orientation import turned
-from polysite.report.runs import Evaluation, Key, Method
+from polysite.report.runs import Method
 from polysite.report.viewer import Shown
 
 MAX_METHODS = 5  # side by side
@@ -29,7 +30,8 @@ def cases(methods: Sequence[Method], reference: str) -> list[Shown]:
     """Return the worst, median and best case of every hospital by the reference, with the predictions of all methods.
 
     Of more than MAX_METHODS methods, the reference and those with the highest mean Dice are shown; of several seeds,
-    the first. If no scans of the reference were kept, the method with the highest mean Dice takes its place.
+    the first. If no scans of the reference were kept, the method with the highest mean Dice takes its place. Of several
+    folds, the cases of the first are shown.
     """
     able = [m for m in methods if any(run.evaluation and run.evaluation.about["shown"] for run in m.runs)]
     if not able or len(able[0].first.labels) > 8:
@@ -38,8 +40,9 @@ def cases(methods: Sequence[Method], reference: str) -> list[Shown]:
     beside = {m.name for m in ranked[:MAX_METHODS]}
     chosen = [ranked[0], *(m for m in able if m.name in beside and m is not ranked[0])]
     return [
-        _case(evaluation, key, Scan(*evaluation.scan(*key), place), why, chosen)
-        for evaluation, place, why in _ranked(ranked[0])
+        _case(evaluation, key, Scan(*evaluation.scan(*key), place), place["why"], chosen)
+        for evaluation in [e for e in _evaluations(ranked[0], ranked[0].first.settings["seed"]) if e.about["shown"]][:1]
+        for place in evaluation.about["shown"]
         for key in [(place["site"], place["case"])]
     ]
 
@@ -71,25 +74,6 @@ def _find(methods: Sequence[Method], text: str) -> Key:
     if len(alike) > 1:
         raise ConfigError(f"{text!r} may be any of {', '.join(case for _, case in alike[:4])}; write the whole name")
     return alike[0]
-
-
-def _ranked(method: Method) -> list[tuple[Evaluation, Mapping[str, Any], str]]:
-    """Return the kept cases that are worst, nearest to the median and best, per hospital."""
-    sites: dict[str, list[tuple[float, Evaluation, Mapping[str, Any]]]] = {}
-    for evaluation in _evaluations(method, method.first.settings["seed"]):
-        for place in evaluation.about["shown"]:
-            dice = fmean(row["dice"] for row in evaluation.own[place["site"], place["case"]].values())
-            sites.setdefault(place["site"], []).append((dice, evaluation, place))
-    chosen = []
-    for site, kept in sites.items():
-        kept.sort(key=lambda each: each[0])
-        middle = median(method.of(site, "dice"))
-        near = min(kept, key=lambda each: abs(each[0] - middle))
-        named = {"worst": kept[0], "best": kept[-1], "median": near}  # one case may be several of these
-        distinct = {id(each): (why, each) for why, each in reversed(named.items())}
-        for why in ("worst", "median", "best"):
-            chosen += [(each[1], each[2], w) for w, each in distinct.values() if w == why]
-    return chosen
 
 
 def _evaluations(method: Method, seed: int) -> list[Evaluation]:

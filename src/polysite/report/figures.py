@@ -20,6 +20,7 @@ from polysite.report.drawing import (
     count_rounds,
     dashes,
     entries,
+    heat_map,
     legend,
     name_axes,
     new,
@@ -52,25 +53,17 @@ def curves(methods: Sequence[Method]) -> str:
                 chosen = run.best_round + 1
                 axes.plot(chosen, at[chosen], MARKERS[k % 7], color=colour(k), ms=7, mec="white", **mark)
     count_rounds(axes)
-    axes.set_ylabel(f"{_measure(methods)}, validation cases")
-    axes.set_ylim(bottom=0)
-    legend(figure, dict(entries(axes)))
-    return draw(figure)
+    return _scores(figure, axes, methods)
 
 
 def site_curves(methods: Sequence[Method]) -> str:
     """Draw the validation score by round, a panel per hospital."""
-    sites = sorted({s for m in methods for s in m.sites if any(m.first.site_curve(s)[0] for m in methods)})
-    figure, made = panels(sites, 2.1)
-    for site, axes in made:
-        for k, method in enumerate(methods):
-            curve = method.curve(partial(Summary.site_curve, site=site))
-            _line(axes, k, curve, method.name, lw=1.3, **tag(method.name))
-        axes.set_ylim(0, 1)
-        count_rounds(axes, label=False)
-    name_axes(made, "round", f"{_measure(methods)}, validation")
-    legend(figure, dict(entries(made[0][1])), below=True)
-    return draw(figure)
+    found = {
+        site: {m.name: m.curve(partial(Summary.site_curve, site=site)) for m in methods}
+        for site in sorted({s for m in methods for s in m.sites if m.first.site_curve(s)[0]})
+    }
+    what = f"{_measure(methods)}, validation"
+    return _panels_of_lines(list(found.items()), [m.name for m in methods], what, {"bottom": 0, "top": 1}, tag)
 
 
 def progress(methods: Sequence[Method]) -> str:
@@ -80,15 +73,8 @@ def progress(methods: Sequence[Method]) -> str:
         "learning rate": _rates,
         "minutes since the start": _minutes,
     }
-    figure, made = panels(list(named), 2.0)
-    for what, axes in made:
-        for k, method in enumerate(methods):
-            _line(axes, k, named[what](method.first), method.name, **tag(method.name))
-        axes.set_ylim(bottom=0)
-        count_rounds(axes, label=False)
-    name_axes(made, "round", "")
-    legend(figure, dict(entries(made[0][1])), below=True)
-    return draw(figure)
+    found = [(what, {m.name: of(m.first) for m in methods}) for what, of in named.items()]
+    return _panels_of_lines(found, [m.name for m in methods], "", {"bottom": 0}, tag)
 
 
 def site_losses(method: Method) -> str | None:
@@ -105,9 +91,14 @@ def times(methods: Sequence[Method], hours: Callable[[Summary], Sequence[float]]
         _, clock = method.curve(lambda run: (list(range(1, len(run.records) + 1)), list(hours(run))))
         _line(axes, k, ([clock[r - 1] for r in rounds], scores), method.name, lw=1.8, **tag(method.name))
     axes.set_xlabel("simulated hours")
+    axes.set_xlim(left=0)
+    return _scores(figure, axes, methods)
+
+
+def _scores(figure: Figure, axes: Axes, methods: Sequence[Method]) -> str:
+    """Finish a figure whose vertical axis is the validation score."""
     axes.set_ylabel(f"{_measure(methods)}, validation cases")
     axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
     legend(figure, dict(entries(axes)))
     return draw(figure)
 
@@ -127,18 +118,11 @@ def matrix(values: Mapping[str, Mapping[str, float]], ends: tuple[float, float] 
     figure, axes = new(width, 0.3 * len(rows) + (2.9 if upright else 1.3))
     low, top = ends or (float(np.nanmin(table)), float(np.nanmax(table)))
     low, top = min(low, top - 0.1), max(top, low + 0.1)  # small differences stay pale
-    shown = axes.imshow(table, cmap="cividis", vmin=low, vmax=top, aspect="auto")
-    if len(columns) <= 16:
-        for i, j in np.ndindex(*table.shape):
-            if not np.isnan(table[i, j]):
-                ink = "white" if table[i, j] < (low + top) / 2 else "black"
-                axes.text(j, i, f"{table[i, j]:.2f}", ha="center", va="center", color=ink, fontsize=9)
-    axes.set_xticks(range(len(columns)), [unformatted(short[c]) for c in columns], rotation=90 if upright else 0)
-    axes.set_yticks(range(len(rows)), [unformatted(short[r]) for r in rows])
+    named = [short[r] for r in rows], [short[c] for c in columns]
+    digits = 2 if len(columns) <= 16 else None
+    shown = heat_map(axes, table, *named, (low, top), digits=digits, upright=upright)
     axes.set_xlabel("cases of")
     axes.set_ylabel("model of")
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
     figure.colorbar(shown, ax=axes, label="Dice", shrink=0.8, aspect=25, pad=0.02)
     return draw(figure)
 
@@ -172,7 +156,7 @@ def diagnostics(methods: Sequence[Method]) -> str | None:
     if not known:
         return None
     names = [m.name for m in methods if any(m.name in lines for lines in known.values())]
-    return _panels_of_lines(list(known.items()), names, "", 2.0, {})
+    return _panels_of_lines(list(known.items()), names, "", {}, tag)
 
 
 def _by_site(named: Sequence[tuple[str, Lines]], what: str, top: float | None = None) -> str:
@@ -180,19 +164,31 @@ def _by_site(named: Sequence[tuple[str, Lines]], what: str, top: float | None = 
     sites = sorted({s for _, lines in named for s in lines})
     if len(sites) > FEW_LINES:
         return _heat_maps(named[:MOST_PANELS], sites, what)
-    return _panels_of_lines(named, sites, what, 2.2 if len(named) == 1 else 2.0, {"bottom": 0, "top": top})
+    return _panels_of_lines(named, sites, what, {"bottom": 0, "top": top})
 
 
 def _panels_of_lines(
-    named: Sequence[tuple[str, Lines]], names: Sequence[str], what: str, height: float, ends: Mapping[str, Any]
+    named: Sequence[tuple[str, Lines]],
+    names: Sequence[str],
+    what: str,
+    ends: Mapping[str, Any],
+    look: Callable[[str], Mapping[str, Any]] = lambda name: {},
 ) -> str:
-    """Draw a panel for each title, with a line per name; only lines of methods are tagged."""
-    figure, made = panels([title for title, _ in named], height)
+    """Draw a panel for each title, with a line per name.
+
+    Args:
+        named: Titles of the panels, and their lines.
+        names: Names of all lines, in the order of their colours.
+        what: Name of the vertical axes.
+        ends: Ends of the vertical axes; without any, the data set them.
+        look: Returns the looks of the line of a name.
+    """
+    figure, made = panels([title for title, _ in named], 2.1)
     for (_, axes), (_, lines) in zip(made, named, strict=True):
         for k, name in enumerate(names):
             if name in lines:
                 dot = "o" if len(lines[name][0]) == 1 else ""
-                _line(axes, k, lines[name], name, marker=dot, **({} if ends else tag(name)))
+                _line(axes, k, lines[name], name, marker=dot, **look(name))
         if ends:
             axes.set_ylim(**ends)
         count_rounds(axes, label=False)

@@ -15,6 +15,7 @@ from polysite.report.names import shorten
 from polysite.spreadsheets import shielded
 
 WIDE = 10  # columns of a table that a page shows in full
+FOLD = 26  # characters from which a column of words is folded in the terminal
 HEAD = 22  # letters of a column's name in a table that is too wide for the terminal
 
 
@@ -92,7 +93,7 @@ class Grid:
         """Return the table as CSV: the text of every cell, then the unrounded numbers."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        numbers = [k for k in range(len(self.head)) if any(line.cells[k].value is not None for line in self.lines)]
+        numbers = [k for k in range(len(self.head)) if _has_numbers(self, k)]
         writer.writerow(shielded(name) for name in [*self.head, *(f"{self.head[k]} (value)" for k in numbers)])
         for line in self.lines:
             values = ("" if (v := line.cells[k].value) is None else repr(float(v)) for k in numbers)
@@ -108,8 +109,8 @@ class Grid:
                 table.add_row(escape(name), escape(cell.text))
             return table
         for k, name in enumerate(self.head):
-            numbers = any(line.cells[k].value is not None for line in self.lines)
-            table.add_column(escape(name), justify="right" if k else "left", no_wrap=numbers or not k)
+            numbers = _has_numbers(self, k)
+            table.add_column(escape(name), justify="right" if k and numbers else "left", no_wrap=numbers or not k)
         for line in self.lines:
             if line.kind == "total":
                 table.add_section()
@@ -217,7 +218,12 @@ def fitting(grid: Grid, width: int) -> list[Grid]:
 def _widths(grid: Grid) -> list[int]:
     """Return the characters of every column in the terminal, with the space beside it."""
     texts = [[head, *(line.cells[k].text for line in grid.lines)] for k, head in enumerate(grid.head)]
-    return [max(map(len, column)) + 3 for column in texts]
+    widths = [max(map(len, column)) + 3 for column in texts]
+    return [width if k == 0 or _has_numbers(grid, k) else min(width, FOLD) for k, width in enumerate(widths)]
+
+
+def _has_numbers(grid: Grid, column: int) -> bool:
+    return any(line.cells[column].value is not None for line in grid.lines)
 
 
 def _mean_alone(cell: Cell) -> Cell:

@@ -1,7 +1,7 @@
 """Figures of what every hospital gets under every method.
 
-Few of both are bars. Of many methods every row is a method, of many hospitals every row is a hospital, with a marker
-for each of the others. Many of both are a heat map, because 23 markers cannot be told from each other.
+Every row is a hospital, with a marker for each method. Many methods are a heat map, because 23 markers cannot be told
+from each other.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ from math import ceil, floor
 from statistics import fmean, stdev
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from polysite.metrics.measures import about
 from polysite.report.compare import Comparison
@@ -17,7 +16,7 @@ from polysite.report.drawing import (
     WIDE,
     colour,
     entries,
-    grouped_bars,
+    heat_map,
     legend,
     marker,
     name_rows,
@@ -29,60 +28,24 @@ from polysite.report.figure_files import draw
 from polysite.report.names import shorten
 from polysite.report.runs import Method
 
-FEW_BARS = 5  # methods that are drawn as bars
-FEW = 7  # methods or hospitals that have markers of their own
+FEW = 7  # methods that have markers of their own
+FEW_ROWS = 12  # hospitals up to which rows are tall
 LONGEST = 34  # letters of a name beside a row
 
 
 def hospitals(comparison: Comparison, measure: str) -> tuple[str, str]:
     """Draw the mean of every hospital under every method; return the figure and its caption."""
-    methods, few = len(comparison.methods), len(comparison.sites) <= FEW
-    if few and methods <= FEW_BARS:
-        return _bars(comparison, measure), "Error bars: standard error over cases."
-    if few:
-        words = "A marker per hospital; black: mean over all cases with its standard error. The best method is on top."
-        return _methods(comparison, measure), words
-    if methods <= FEW:
+    if len(comparison.methods) <= FEW:
         words = "A row per hospital, the best on top; lines: standard error over cases."
         return _sites(comparison, measure), words
     words = "Means of hospitals (rows) under methods (columns), both ordered from the best to the worst."
     return _heat_map(comparison, measure), words
 
 
-def _bars(comparison: Comparison, measure: str) -> str:
-    sites = [*comparison.sites, None]
-    figure, axes = new(max(WIDE, 0.3 + 0.45 * len(sites)), 3.2)
-    values = {m.name: [m.of(s, measure, comparison.policy) for s in sites] for m in comparison.methods}
-    grouped_bars(axes, values, _error, 0.8, lw=1)
-    short = shorten(comparison.sites, 72 // len(sites))
-    axes.set_xticks(range(len(sites)), [unformatted(short[s]) if s else "all" for s in sites])
-    _scale(axes, comparison, measure, "y")
-    legend(figure, dict(entries(axes)))
-    return draw(figure)
-
-
-def _methods(comparison: Comparison, measure: str) -> str:
-    """Draw a row per method, the best on top: a marker per hospital, a black bar for all cases."""
-    ranked = _ranked(comparison, measure)[::-1]
-    figure, axes = new(WIDE, 0.9 + 0.27 * len(ranked))
-    for k, site in enumerate(comparison.sites):
-        x = [_mean(m.of(site, measure, comparison.policy)) for m in ranked]
-        axes.plot(
-            x, range(len(ranked)), marker(k), color=colour(k), ms=5, mec="white", mew=0.5, label=unformatted(site)
-        )
-    for y, m in enumerate(ranked):
-        values = comparison.all_of(m, measure)
-        axes.errorbar(_mean(values), y, xerr=_error(values), fmt="|", color="black", ms=11, mew=2, lw=1.2, capsize=0)
-    name_rows(axes, [m.name for m in ranked])
-    _scale(axes, comparison, measure, "x")
-    legend(figure, dict(entries(axes)), below=True)
-    return draw(figure)
-
-
 def _sites(comparison: Comparison, measure: str) -> str:
     """Draw a row per hospital, the highest scores on top, and one for all cases below: a marker per method."""
     sites: list[str | None] = [None, *reversed(_best_first(comparison, measure))]
-    figure, axes = new(WIDE, 0.9 + 0.27 * len(sites))
+    figure, axes = new(WIDE, 0.9 + (0.27 if len(sites) > FEW_ROWS else 0.45) * len(sites))
     several = len(comparison.methods)
     for k, method in enumerate(comparison.methods):
         groups = [method.of(s, measure, comparison.policy) if s else comparison.all_of(method, measure) for s in sites]
@@ -94,7 +57,9 @@ def _sites(comparison: Comparison, measure: str) -> str:
     axes.axhline(0.5, color="#999999", lw=0.8)
     short = shorten(comparison.sites, LONGEST)
     name_rows(axes, [short[s] if s else "all" for s in sites])
-    _scale(axes, comparison, measure, "x")
+    axes.set_xlabel(_label(comparison, measure))
+    if about(measure).distance:
+        axes.set_xlim(left=0)
     legend(figure, dict(entries(axes)), below=several > 3)
     return draw(figure)
 
@@ -107,28 +72,13 @@ def _heat_map(comparison: Comparison, measure: str) -> str:
         [m.of(s, measure, comparison.policy) if s else comparison.all_of(m, measure) for s in rows] for m in ranked
     ]
     table = np.array([list(map(_mean, column)) for column in columns]).T
-    low, high = limits(table, measure)
-    figure, axes = new(max(WIDE, 2.9 + 0.42 * len(ranked)), 1.9 + 0.25 * len(rows))
-    palette = "cividis" if about(measure).better > 0 else "cividis_r"
-    digits = 1 if about(measure).distance else 2
-    for j, method in enumerate(ranked):
-        shown = axes.imshow(
-            table[:, j : j + 1], cmap=palette, vmin=low, vmax=high, aspect="auto",
-            extent=(j - 0.5, j + 0.5, len(rows) - 0.5, -0.5), **tag(method.name),
-        )  # fmt: skip
-        for i, value in enumerate(table[:, j]):
-            if not np.isnan(value):
-                ink = "white" if sum(shown.to_rgba(value)[:3]) < 1.35 else "black"
-                look = {"ha": "center", "va": "center", "fontsize": 7.5, "color": ink, **tag(method.name)}
-                axes.text(j, i, f"{value:.{digits}f}", **look)
-    axes.set_xlim(-0.5, len(ranked) - 0.5)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.axhline(len(sites) - 0.5, color="white", lw=3)
+    figure, axes = new(max(WIDE, 2.9 + 0.42 * len(ranked)), 1.9 + max(0.25 * len(rows), 2.4))
+    digits, reverse = 1 if about(measure).distance else 2, about(measure).better < 0
     short, titles = shorten(sites, LONGEST), shorten([m.name for m in ranked], 28)
-    axes.set_yticks(range(len(rows)), [unformatted(short[s]) if s else "all cases" for s in rows], fontsize=8.5)
-    axes.set_xticks(range(len(ranked)), [unformatted(titles[m.name]) for m in ranked], rotation=90, fontsize=8.5)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
+    named = [short[s] if s else "all cases" for s in rows], [titles[m.name] for m in ranked]
+    tags = [tag(m.name) for m in ranked]
+    shown = heat_map(axes, table, *named, limits(table, measure), digits=digits, reverse=reverse, tags=tags)
+    axes.axhline(len(sites) - 0.5, color="white", lw=3)
     figure.colorbar(shown, ax=axes, label=_label(comparison, measure), shrink=0.6, aspect=30, pad=0.015)
     return draw(figure)
 
@@ -158,17 +108,6 @@ def _best_first(comparison: Comparison, measure: str) -> list[str]:
 
 def _label(comparison: Comparison, measure: str) -> str:
     return f"{comparison.title(measure)}, {comparison.methods[0].first.split} cases"
-
-
-def _scale(axes: Axes, comparison: Comparison, measure: str, axis: str) -> None:
-    """Name the axis of the scores, and give it its limits."""
-    if axis == "y":
-        axes.set_ylabel(_label(comparison, measure))
-        axes.set_ylim(0, 1 if not about(measure).distance else None)
-    else:
-        axes.set_xlabel(_label(comparison, measure))
-        if about(measure).distance:
-            axes.set_xlim(left=0)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -85,7 +85,6 @@ class Options:
         remarks: Remarks at the top of the page.
         figures: Figures to add, by the names in ``PAPER_FIGURES``.
         cases: Names of cases to show with every prediction; the end of a name is enough if only one case fits.
-        owner: Hospital whose model is shown on all hospitals' cases; see `compare`.
         questions: Additional tests, as in ``scaffold > fedavg @ 12,13 / TC``.
         published: Published tables that are shown with the measured values beside them.
         federations: Results of several federations, which the figures ``distance`` and ``sweep`` show.
@@ -100,14 +99,13 @@ class Options:
     remarks: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
-    owner: str | None = None
     questions: tuple[str, ...] = ()
     published: Paper = Paper()
     federations: tuple[FederationResult, ...] = ()
 
     def compare(self, methods: Sequence[Method]) -> Comparison:
         """Compare methods with these options."""
-        return compare(methods, self.reference, self.policy, self.tail, owner=self.owner, questions=self.questions)
+        return compare(methods, self.reference, self.policy, self.tail, self.questions)
 
 
 KINDS = {Grid: "grid", Picture: "picture", Folded: "folded", Markup: "html", str: "words"}  # as page.html calls them

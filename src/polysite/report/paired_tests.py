@@ -22,8 +22,9 @@ from polysite.data.slices import volume_of
 from polysite.errors import ConfigError, nearest
 from polysite.metrics.measures import MEASURES, EmptyMaskPolicy, about
 from polysite.metrics.statistics import Tail, holm, interval, rank_biserial, signed_rank, wins
+from polysite.report.evaluations import Key
 from polysite.report.grid import Cell, Grid, Line, name, number
-from polysite.report.runs import Key, Method
+from polysite.report.runs import Method
 
 LEVEL = 0.05
 QUESTION = re.compile(r"(?P<one>.+?)\s*(?P<sign>!=|>|<)\s*(?P<other>.+?)(\s*@\s*(?P<sites>.+?))?(\s*/\s*(?P<by>.+))?")

@@ -6,13 +6,13 @@ segmentation: an extensive benchmark, 2024): sites by decreasing number of cases
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import ceil
-from textwrap import wrap
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from polysite.errors import ConfigError, nearest
@@ -20,19 +20,17 @@ from polysite.metrics.measures import about
 from polysite.report import axes_figures, example_cases
 from polysite.report.axes import FederationResult
 from polysite.report.compare import Comparison
-from polysite.report.drawing import COLOURS, INK, WIDE, deviation, grouped_bars, new, unformatted
+from polysite.report.drawing import COLOURS, INK, WIDE, deviation, filling, new, unformatted
 from polysite.report.figure_files import Picture, draw
 from polysite.report.names import cut, shorten
 from polysite.report.page import Options, cluster_pictures
 from polysite.report.runs import Method
-from polysite.report.viewer import COLOURS as LABEL_COLOURS
-from polysite.report.viewer import Shown, trim
+from polysite.report.viewer import draw_plate, trim
 
 FULL = 6  # methods in one panel of bars
 LETTERS = 25  # of a name below or beside an axis
 REPEATED = 2  # methods that every panel repeats, at most
 LABELS = 4  # panels of box plots in a row
-COLUMNS = 7  # methods beside the ground truth of a chosen case
 UNKNOWN, GREY = "#c4c9d0", "#8a93a0"
 SLANTED = 70  # letters of all names, beyond which they are slanted
 Draw = Callable[[Comparison, Options], list[Picture]]
@@ -87,8 +85,13 @@ def _bars(comparison: Comparison, methods: Sequence[Method]) -> Figure:
     short = shorten([s for s in sites if s], LETTERS)
     named = [f"{short[s]} ({counts.get(s, 0)})" if s else "all" for s in sites]
     figure, axes = new(max(WIDE, 0.06 * len(sites) * len(methods) + 0.8), 2.9 + _depth(named))
-    values = {m.name: [m.of(s, comparison.main, comparison.policy) for s in sites] for m in methods}
-    grouped_bars(axes, values, deviation, 0.82, lw=0.8, capsize=1.5, capthick=0.8)
+    width, ends = 0.82 / len(methods), {"capsize": 1.5, "capthick": 0.8, "ecolor": "#444", "lw": 0.8}
+    for k, method in enumerate(methods):
+        values = [method.of(s, comparison.main, comparison.policy) for s in sites]
+        x = np.arange(len(sites)) + (k - (len(methods) - 1) / 2) * width
+        means, errors = [fmean(v) if v else np.nan for v in values], [deviation(v) for v in values]
+        label = unformatted(method.name)
+        axes.bar(x, means, width * 0.93, yerr=errors, label=label, error_kw=ends, **filling(k))
     _name_sites(axes, named)
     axes.axvline(len(sites) - 1.5, color=UNKNOWN, lw=0.8)
     axes.set_xlim(-0.6, len(sites) - 0.4)
@@ -201,72 +204,19 @@ def volumes(comparison: Comparison, options: Options) -> list[Picture]:
 
 
 def cases(comparison: Comparison, options: Options) -> list[Picture]:
-    """Draw chosen cases: modalities, ground truth and the prediction of every method, label by label, in one slice."""
+    """Draw chosen cases in one slice, a row per modality: the scan, then outlines of the truth and of predictions."""
     if comparison.main != "dice" or not options.scans:
         return []
     pictures = []
-    for shown in example_cases.named(comparison.trained, options.cases):
-        methods = list(shown.predicted)
-        count = ceil(len(methods) / COLUMNS)
-        size = ceil(len(methods) / count)
-        for k in range(count):
-            part = methods[k * size : (k + 1) * size]
-            caption = (
-                f"Case {shown.case} of {shown.site} in the axial slice with most labelled voxels: the modalities, the "
-                f"ground truth and the predictions of {', '.join(part)}, a row per label; numbers are Dice."
-            )
-            title = f"Case {shown.case}" + f", {k + 1} of {count}" * (count > 1)
-            file = f"cases {shown.case}" + f" {k + 1}" * (count > 1)
-            pictures.append(Picture(title, draw(_case(trim(shown), part)), caption, name=file))
+    for shown in map(trim, example_cases.named(comparison.trained, options.cases)):
+        rows = [replace(shown, modalities=(m,), image=shown.image[k : k + 1], why=m)
+                for k, m in enumerate(shown.modalities)]  # fmt: skip
+        caption = (
+            f"Case {shown.case} of {shown.site} in the axial slice with most labelled voxels, a row per modality: the "
+            f"scan, the ground truth and the predictions of {', '.join(shown.predicted)}; Dice: mean over the labels."
+        )
+        pictures.append(Picture(f"Case {shown.case}", draw(draw_plate(rows)), caption, name=f"cases {shown.case}"))
     return pictures
-
-
-def _case(case: Shown, methods: Sequence[str]) -> Figure:
-    """Draw the modalities in the first column, then a column of masks for the ground truth and for every method."""
-    columns = ["truth", *methods]
-    ratio = min(1.4, case.truth.shape[1] * case.pixel[0] / (case.truth.shape[2] * case.pixel[1]))
-    panel = max(0.85, min(1.35, 9.5 / (1 + len(columns))))
-    rows = max(len(case.modalities), len(case.labels))
-    heads = ["\n".join(wrap(cut(n, int(40 * panel)), max(6, int(13 * panel)))) for n in columns]
-    head = 0.15 * (1 + max(h.count("\n") for h in heads)) + 0.1
-    width, height = (1 + len(columns)) * (panel + 0.05) + 0.05, head + rows * (panel * ratio + 0.05)
-    figure = Figure((width, height))
-
-    def place(column: int, row: int) -> Axes:
-        left, top = 0.05 + column * (panel + 0.05), head + row * (panel * ratio + 0.05)
-        box = left / width, 1 - (top + panel * ratio) / height, panel / width, panel * ratio / height
-        axes = figure.add_axes(box, xticks=[], yticks=[], facecolor="black")
-        axes.spines[:].set_visible(False)
-        return axes
-
-    for row, modality in enumerate(case.modalities):
-        _picture(place(0, row), case, case.image[row, case.start], modality)
-    for column, name in enumerate(columns, start=1):
-        mask = case.predicted[name] if column > 1 else case.truth
-        dice = case.scores.get(name, {}) if column > 1 else {}
-        for row, label in enumerate(case.labels):
-            text = f"{dice[label]:.2f}" if label in dice else label if column == 1 else ""
-            _picture(place(column, row), case, _coloured(case, mask, row), text)
-        x, y = (0.05 + column * (panel + 0.05) + panel / 2) / width, 1 - (head - 0.05) / height
-        figure.text(x, y, heads[column - 1], ha="center", va="bottom", fontsize=8, parse_math=False)
-    return figure
-
-
-def _picture(axes: Axes, case: Shown, pixels: np.ndarray, text: str) -> None:
-    aspect = case.pixel[0] / case.pixel[1]
-    axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, aspect=aspect, interpolation="nearest")
-    if text:
-        behind = {"facecolor": "black", "edgecolor": "none", "alpha": 0.6, "pad": 1.2}
-        look: dict[str, Any] = {"color": "white", "fontsize": 7, "va": "top", "bbox": behind, "parse_math": False}
-        axes.text(0.03, 0.97, cut(text, 14), transform=axes.transAxes, **look)
-
-
-def _coloured(case: Shown, mask: np.ndarray, label: int) -> np.ndarray:
-    """Return the first modality, darkened, with the voxels of a label in its colour."""
-    grey = np.repeat(case.image[0, case.start][..., None], 3, 2) * 0.55
-    inside = (mask[case.start] >> label & 1).astype(bool)
-    grey[inside] = 255 * np.array(to_rgb(LABEL_COLOURS[label % len(LABEL_COLOURS)]))
-    return grey.astype(np.uint8)
 
 
 def scans(comparison: Comparison, options: Options) -> list[Picture]:

@@ -5,7 +5,6 @@ A row shows the modalities of a case with the outlines of its labels; below are 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -29,7 +28,7 @@ from polysite.storage import write_file
 OUTLINES = tuple(COLOURS[k] for k in (4, 1, 3, 2, 5))  # colours that are visible on grey
 SAMPLE = 200_000  # voxels of a volume that enter percentiles and histograms
 DPI = 150
-NAMES, PANEL, HISTOGRAM, TITLE, LINE, GAP, SPACE = 1.65, 2.2, 1.2, 0.24, 0.15, 0.1, 0.15  # inches
+NAMES, PANEL, HISTOGRAM, HEAD, LINE, NARROW = 1.65, 2.2, 1.2, 1.1, 0.15, 5.0  # inches
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,46 +117,36 @@ def _facts(case: Case) -> Iterator[str]:
 
 
 def _sheet(title: str, rows: Sequence[Row], modalities: Sequence[str], labels: Sequence[str]) -> Figure:
-    """Draw the title, cases and histograms; cases with few modalities are placed side by side."""
-    count = len(modalities)
-    beside = max(1, min(len(rows), int(13 / (NAMES + count * (PANEL + GAP)))))
-    widths = [NAMES, *[PANEL] * count, SPACE] * beside
-    heading = wrap(title, int(9 * sum(widths)))
-    columns = max(1, int(sum(widths) / (0.7 + 0.08 * max(map(len, labels), default=0))))
-    head = TITLE * len(heading) + 0.2 * ceil(len(labels) / columns) + 0.2
-    lines = [max(_height(r) for r in rows[k : k + beside]) for k in range(0, len(rows), beside)]
-    figure, grid = _grid(widths, [head, *lines, HISTOGRAM])
-    _head(_blank(figure, grid[0, :]), heading, labels, columns, TITLE * len(heading) / head)
-    for k, row in enumerate(rows):
-        line, first = k // beside, k % beside * (count + 2)
-        named = _blank(figure, grid[1 + line, first])
+    """Draw a row per case, and below them the histograms of all."""
+    heights, widths = [*map(_height, rows), HISTOGRAM], [NAMES, *[PANEL] * len(modalities)]
+    width = max(sum(widths), NARROW)
+    heading = "\n".join(wrap(title, int(9 * width)))
+    figure = Figure((width, sum(heights) + HEAD), layout="constrained")
+    figure.suptitle(heading, x=0, ha="left", fontsize=13, fontweight="bold", parse_math=False)
+    blank: dict[str, Any] = {"xticks": [], "yticks": [], "anchor": "NW", "facecolor": "none"}
+    ratios: dict[str, Any] = {"width_ratios": widths, "height_ratios": heights}
+    (*above, below) = figure.subplots(len(heights), len(widths), squeeze=False, subplot_kw=blank, **ratios)
+    for axes in (*np.ravel(above), *below):
+        axes.spines[:].set_visible(False)
+    for k, (row, (named, *panels)) in enumerate(zip(rows, above, strict=True)):
         _text(named, 0, 1, "\n".join(row.text))
-        if row.pictures:
-            under = 1 - LINE * (len(row.text) + 0.6) / lines[line]
-            named.plot([0, 0.3], [under] * 2, transform=named.transAxes, **_line(k, len(rows)))
-        panels = [_blank(figure, grid[1 + line, first + 1 + j]) for j in range(count)]
-        for j, axes in enumerate(panels):
-            axes.set_title("" if line else modalities[j], fontsize=10, parse_math=False)
-            if row.pictures:
-                _panel(axes, row, j)
         _text(panels[0], 0, 1, "\n".join(row.problem), color="#B00020", fontsize=9)
+        if row.pictures:
+            under = 1 - LINE * (len(row.text) + 0.6) / heights[k]
+            named.plot([0, 0.3], [under] * 2, transform=named.transAxes, **_line(k, len(rows)))
+        for j, axes in enumerate(panels if row.pictures else ()):
+            _panel(axes, row, j)
+    for axes, modality in zip((above[0] if above else below)[1:], modalities, strict=True):
+        axes.set_title(modality, fontsize=10, parse_math=False)
     what = "Intensities without zeros:\none line per case, each\nscaled to its own peak"
-    _text(_blank(figure, grid[-1, 0]), 0, 1, what, color="#444444")
-    below = grid[-1, 1:-1].subgridspec(1, count, wspace=GAP / PANEL)
-    for j in range(count):
-        _histogram(_blank(figure, below[j]), [r.voxels[j] if r.voxels else np.zeros(0) for r in rows])
+    _text(below[0], 0, 1, what, color="#444444")
+    for j, axes in enumerate(below[1:]):
+        _histogram(axes, [r.voxels[j] if r.voxels else np.zeros(0) for r in rows])
+    if labels:
+        lines = [(OUTLINES[k % len(OUTLINES)], ("-", "--")[k % 2]) for k in range(len(labels))]
+        columns = max(1, min(len(labels), int(width / (0.7 + 0.08 * max(map(len, labels))))))
+        label_lines(figure, labels, lines, ncols=columns, loc="outside lower left", frameon=False, fontsize=9)
     return figure
-
-
-def _grid(widths: Sequence[float], heights: Sequence[float]) -> tuple[Figure, Any]:
-    """Return a figure and its grid of cells, in inches; tick labels below the histograms need 0.3 more."""
-    width, height = sum(widths) + GAP * (len(widths) + 1), sum(heights) + GAP * len(heights) + 0.3
-    figure = Figure((width, height))
-    return figure, figure.add_gridspec(
-        len(heights), len(widths), width_ratios=widths, height_ratios=heights,
-        left=GAP / width, right=1 - GAP / width, top=1 - GAP / height, bottom=0.3 / height,
-        wspace=GAP * len(widths) / sum(widths), hspace=GAP * len(heights) / sum(heights),
-    )  # fmt: skip
 
 
 def _height(row: Row) -> float:
@@ -167,24 +156,9 @@ def _height(row: Row) -> float:
     return max(PANEL * min(picture, 1.3), LINE * lines)
 
 
-def _blank(figure: Figure, cell: Any) -> Axes:
-    axes = figure.add_subplot(cell, xticks=[], yticks=[], anchor="NW", facecolor="none")
-    axes.spines[:].set_visible(False)
-    return axes
-
-
 def _text(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
     style = {"fontsize": 8, "verticalalignment": "top", "linespacing": 1.3, "parse_math": False, **style}
-    axes.text(x, y, text, transform=axes.transAxes, **style)
-
-
-def _head(axes: Axes, heading: Sequence[str], labels: Sequence[str], columns: int, down: float) -> None:
-    _text(axes, 0, 1, "\n".join(heading), fontsize=13, fontweight="bold", linespacing=1.2)
-    if labels:
-        lines = [(OUTLINES[k % len(OUTLINES)], ("-", "--")[k % 2]) for k in range(len(labels))]
-        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 1 - down), "borderaxespad": 0}
-        look: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": 9, "borderpad": 0.1}
-        label_lines(axes, labels, lines, **place, **look)
+    axes.text(x, y, text, transform=axes.transAxes, in_layout=False, **style)
 
 
 def label_lines(where: Axes | Figure, labels: Sequence[str], lines: Sequence[tuple[str, str]], **look: Any) -> None:

@@ -6,18 +6,13 @@ that several runs of a method evaluate counts once, with the mean of its scores.
 
 import json
 import re
-import struct
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isnan, nan, prod
+from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
-from zipfile import BadZipFile, ZipFile
-
-import numpy as np
 
 from polysite.data.split import SPLIT
 from polysite.engines.phases import SHARED
@@ -27,92 +22,11 @@ from polysite.errors import ConfigError, RunError
 from polysite.foreign import parse_json, parse_toml
 from polysite.metrics import averages
 from polysite.metrics.measures import EmptyMaskPolicy
-from polysite.site import CaseScore, Count, Counts, Scores
-from polysite.spreadsheets import rows as csv_rows
+from polysite.report.evaluations import Evaluation, Key, matrix, read_evaluation, read_table
+from polysite.site import CaseScore, Counts, Scores
 
-Key = tuple[str, str]  # site and case
 T = TypeVar("T")
 Table = tuple[str, EmptyMaskPolicy, str | None]  # measure, policy and label of a table of values
-MEND = "'polysite evaluate --again' makes it anew, and a page does without it with --no-scans"
-TEXT_COLUMNS = ("model", "site", "case", "label")  # of cases.csv; all other columns are numbers
-
-DEFLATE = 1100  # times that an archive can make its content smaller
-# what NumPy and the archive of a damaged .npz file may raise
-UNREADABLE = (
-    OSError, ValueError, LookupError, TypeError, EOFError, RuntimeError, ArithmeticError, MemoryError, BadZipFile,
-    zlib.error, struct.error,
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """An evaluation folder: measures of every case, predictions and scans to look at."""
-
-    path: Path
-    about: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]  # one per model, site, case and label
-    counts: Mapping[tuple[str, str, str], Counts] = field(default_factory=dict)  # by model, site and case
-
-    @cached_property
-    def own(self) -> Mapping[Key, Mapping[str, Mapping[str, float]]]:
-        """Measures of every case under the model of its own hospital: label -> measure -> value."""
-        cases: dict[Key, dict[str, Mapping[str, float]]] = {}
-        for row in self.rows:
-            if row["model"] in (SHARED, row["site"]):
-                cases.setdefault((row["site"], row["case"]), {})[row["label"]] = row
-        return cases
-
-    @cached_property
-    def subgroups(self) -> Mapping[Key, str]:
-        """Subgroup (grade, scanner, sex) of every case whose subgroup is known."""
-        known = self.about.get("subgroups", {})  # none in evaluations of 0.1.0
-        return {(site, case): str(group) for site, cases in known.items() for case, group in cases.items()}
-
-    def prediction(self, site: str, case: str) -> np.ndarray | None:
-        """Return the prediction of the hospital's model on the grid of the prepared case; None if it was not kept."""
-        return self._kept("predictions.npz", f"{site}/{case}")
-
-    def scan(self, site: str, case: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the image (modality, slice, row, column) and ground truth (slice, row, column) of a kept case."""
-        image, truth = (self._kept("scans.npz", f"{site}/{case}/{what}") for what in ("image", "truth"))
-        if image is None or truth is None:
-            raise RunError(f"{self.path / 'scans.npz'} does not hold case {case!r} of site {site!r}; {MEND}")
-        return image, truth[0]
-
-    @cached_property
-    def clusters(self) -> list[dict[str, str]]:
-        """Rows of clusters.csv: hospital, cluster, coordinates and label volumes of every case."""
-        path = self.path / "clusters.csv"
-        if not path.is_file():
-            return []
-        try:
-            return _table(path)
-        except (OSError, ValueError) as problem:
-            raise RunError(f"{path} cannot be read: {problem}; 'polysite evaluate --again' makes it anew") from problem
-
-    def _kept(self, file: str, name: str) -> np.ndarray | None:
-        if not (self.path / file).exists():  # nothing was kept, as in a deployed run
-            return None
-        try:
-            return _array(self.path / file, name)
-        except UNREADABLE as problem:
-            raise RunError(f"{self.path / file} cannot be read: {problem!r:.200}; {MEND}") from problem
-
-
-def _array(path: Path, name: str) -> np.ndarray | None:
-    """Return an array of an .npz file, or None; ValueError if it claims more than can be in the file."""
-    with ZipFile(path) as archive:
-        if f"{name}.npy" not in archive.namelist():
-            return None
-        with archive.open(f"{name}.npy") as stream:
-            version = np.lib.format.read_magic(stream)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(stream)
-        if prod(shape) * dtype.itemsize > DEFLATE * path.stat().st_size:
-            raise ValueError(f"{name!r} claims the shape {shape}")
-        with archive.open(f"{name}.npy") as stream:
-            found: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
-            return found
 
 
 @dataclass(frozen=True)
@@ -190,20 +104,10 @@ class Summary:
         """Labels of a segmentation; a classification has one entry, accuracy."""
         return next((list(case.labels) for cases in self.scores.values() for case in cases.values()), [])
 
-    @cached_property
-    def _tables(self) -> dict[Table, Mapping[Key, float]]:
-        return {}
-
     def values(
         self, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
     ) -> Mapping[Key, float]:
         """Return a measure of every case: of one label, or the mean over the labels by the policy."""
-        asked = measure, policy, label
-        if asked not in self._tables:
-            self._tables[asked] = self._compute(*asked)
-        return self._tables[asked]
-
-    def _compute(self, measure: str, policy: EmptyMaskPolicy, label: str | None) -> dict[Key, float]:
         names = [label] if label else self.labels
         if self.evaluation and self.measure == "Dice":
             own = self.evaluation.own
@@ -228,7 +132,7 @@ class Summary:
         """Cases of every site by split, from ``split.csv``; empty where the cases are elsewhere."""
         counts: dict[str, dict[str, int]] = {}
         try:
-            for row in _table((self.like or self).path / "split.csv"):
+            for row in read_table((self.like or self).path / "split.csv"):
                 splits = counts.setdefault(row["Site"], {})
                 splits[row[SPLIT]] = splits.get(row[SPLIT], 0) + 1
         except (OSError, ValueError, KeyError):
@@ -252,8 +156,8 @@ class Summary:
         """
         if self.evaluation is None or self.measure != "Dice":
             return None
-        rows = [{**row, "model": SHARED} for row in self.evaluation.rows if row["model"] == owner]
-        if len({row["site"] for row in rows}) < max(2, len(self.sites)):
+        rows = [replace(row, model=SHARED) for row in self.evaluation.rows if row.model == owner]
+        if len({row.site for row in rows}) < max(2, len(self.sites)):
             return None
         counts = {(SHARED, s, c): v for (model, s, c), v in self.evaluation.counts.items() if model == owner}
         one = replace(self.evaluation, rows=rows, counts=counts)
@@ -360,10 +264,6 @@ class Method:
     def _tables(self) -> dict[Table, Mapping[Key, float]]:
         return {}
 
-    @cached_property
-    def _lists(self) -> dict[Table, dict[str | None, list[float]]]:
-        return {}
-
     def values(
         self, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
     ) -> Mapping[Key, float]:
@@ -399,14 +299,8 @@ class Method:
         self, site: str | None, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
     ) -> list[float]:
         """Return the values of one hospital, or of all with None."""
-        asked = measure, policy, label
-        if asked not in self._lists:
-            lists: dict[str | None, list[float]] = {None: []}
-            for (owner, _), value in self.values(*asked).items():
-                lists[None].append(value)
-                lists.setdefault(owner, []).append(value)
-            self._lists[asked] = lists
-        return list(self._lists[asked].get(site, ()))
+        values = self.values(measure, policy, label)
+        return [value for (owner, _), value in values.items() if site in (None, owner)]
 
     def site_means(
         self, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy(), label: str | None = None
@@ -443,15 +337,6 @@ class Method:
         known = [run.evaluation for run in self.runs if run.evaluation and run.measure == "Dice"]
         dice = matrix([row for evaluation in known for row in evaluation.rows]) if known else {}
         return {} if SHARED in dice or len(dice) < 2 else dice
-
-
-def matrix(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the mean Dice of every model on the cases of every hospital: owner of the model -> hospital -> Dice."""
-    cells: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        cells.setdefault((row["model"], row["site"]), []).append(row["dice"])
-    models, sites = (sorted({key[k] for key in cells}) for k in (0, 1))
-    return {m: {s: _mean(cells.get((m, s), ())) for s in sites} for m in models}
 
 
 def read(path: Path, name: str | None = None, evaluation: str | None = None) -> Summary:
@@ -496,43 +381,6 @@ def _scores_of(evaluation: Evaluation) -> dict[str, dict[str, CaseScore]]:
     return scores
 
 
-def read_evaluation(path: Path, name: str) -> Evaluation | None:
-    """Read an evaluation of a run folder; None if there is no evaluation of that name."""
-    place = path / "evaluation" / name
-    if not (place / "about.json").is_file():
-        return None
-    try:
-        cells = _table(place / "cases.csv")
-        rows = [{k: v if k in TEXT_COLUMNS else float(v) for k, v in row.items()} for row in cells]
-        about = parse_json((place / "about.json").read_text(encoding="utf-8"))
-        counts = _read_counts(place / "counts.csv")
-        _ = Evaluation(place, about, rows).subgroups
-        declared, present = sum(about["cases"].values()), len({(row["site"], row["case"]) for row in rows})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
-        raise RunError(f"the evaluation {place} cannot be read ({problem!r}); 'polysite evaluate --again'") from problem
-    if present != declared:
-        raise RunError(
-            f"{place / 'cases.csv'} holds {present} cases of {declared}; 'polysite evaluate --again' makes it anew"
-        )
-    return Evaluation(place, about, rows, counts)
-
-
-def _read_counts(path: Path) -> Mapping[tuple[str, str, str], Counts]:
-    """Read the counts of an evaluation; none if there is no such file, as in 0.1.0 and in a classification."""
-    if not path.is_file():
-        return {}
-    counts: dict[tuple[str, str, str], dict[str, Count]] = {}
-    for row in _table(path):
-        count = int(row["tp"]), int(row["fp"]), int(row["fn"]), int(row["tn"])
-        counts.setdefault((row["model"], row["site"], row["case"]), {})[row["label"]] = count
-    return counts
-
-
-def _table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv_rows(file))
-
-
 def title(path: Path) -> str:
     """Return the name of a run: that of its folder, without a leading date.
 
@@ -569,9 +417,3 @@ def _identity(run: Summary) -> str:
 def _mean_by_key(tables: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
     keys = sorted({key for table in tables for key in table})
     return {key: fmean(table[key] for table in tables if key in table) for key in keys}
-
-
-def _mean(numbers: Iterable[float]) -> float:
-    """Return the mean of the numbers that are not NaN; NaN if there are none."""
-    known = [x for x in numbers if not isnan(x)]
-    return fmean(known) if known else nan

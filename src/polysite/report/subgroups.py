@@ -15,9 +15,10 @@ from polysite.data.slices import volume_of
 from polysite.metrics.measures import about
 from polysite.metrics.statistics import holm, interval
 from polysite.metrics.subgroups import subgroup_test
+from polysite.report.evaluations import Key
 from polysite.report.grid import Cell, Grid, Line, name
 from polysite.report.paired_tests import LEVEL, by_volume, p_value
-from polysite.report.runs import Key, Method
+from polysite.report.runs import Method
 
 if TYPE_CHECKING:
     from polysite.report.compare import Comparison

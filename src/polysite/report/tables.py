@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-from rich import box
 from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
@@ -13,13 +11,12 @@ from rich.text import Text
 
 from polysite.data.check import Report
 from polysite.data.manifest import Manifest, format_labels
-from polysite.heterogeneity.assessment import LEVEL, TESTED, Assessment, Distance
-from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
-from polysite.heterogeneity.verdict import LISTED, Verdict, some, tests
-from polysite.report import costs, published
+from polysite.heterogeneity.assessment import Assessment
+from polysite.heterogeneity.verdict import LISTED, Verdict, some
+from polysite.report import assess_tables, costs, published
+from polysite.report.assess_page import FIRST, amount
 from polysite.report.compare import summary, tables
-from polysite.report.grid import Grid, fitting
-from polysite.report.names import shorten
+from polysite.report.grid import Grid, Line, fitting, name, number
 from polysite.report.page import Options
 from polysite.report.runs import Method
 
@@ -28,6 +25,7 @@ FULL = (  # tables that are printed besides the scores
     "subgroups_accuracy",
 )  # fmt: skip
 MOST_PARTS = 4  # of a table that is printed although it has a file
+SMALL = 8  # hospitals up to which all distances are printed
 
 
 def show(methods: Sequence[Method], options: Options = Options(), full: bool = False) -> None:
@@ -66,13 +64,10 @@ def show_manifest(format: str, manifest: Manifest) -> None:
     """Print the layout, sites, modalities and labels of a manifest."""
     console = Console(highlight=False)
     console.print(f"layout: {format} · {manifest.task}")
-    table = _table("site", "cases")
-    for site, rows in manifest.sites.items():
-        table.add_row(escape(site), str(len(rows)))
-    if len(manifest.sites) > 1:
-        table.add_section()
-        table.add_row("all", str(len(manifest.rows)), style="bold")
-    console.print(table)
+    lines = [Line((name(site), number(len(rows), "d"))) for site, rows in manifest.sites.items()]
+    if len(lines) > 1:
+        lines.append(Line((name("all"), number(len(manifest.rows), "d")), "total"))
+    console.print(Grid("sites", "", ("site", "cases"), tuple(lines)).terminal())
     console.print(f"modalities: {escape(', '.join(manifest.modalities))}", soft_wrap=True)
     kind = "labels" if manifest.task == "segmentation" else "classes"
     meaning = format_labels(manifest.rows[0].labels) or ", ".join(manifest.label_names)
@@ -86,19 +81,16 @@ def show_check(report: Report, every: bool = False) -> None:
         report: The result.
         every: List every problem of every case, instead of one line for cases of a site with the same problem.
     """
-    console, sites = Console(highlight=False), list(report.sites())
-    table = _table("site", "cases", "errors", "warnings", "shape", "voxel", "axes")
-    for s in sites:
-        voxel = f"{_spans(s['spacing'], '.3g')} {s['unit']}"
-        counts = (str(s[k] or "–") for k in ("cases", "errors", "warnings"))
-        table.add_row(escape(s["site"]), *counts, _spans(s["shape"], "d"), voxel, " ".join(s["orientation"]))
-    console.print(table)
-    table = _table("site", *map(escape, report.labels))
-    for s in sites:
-        table.add_row(escape(s["site"]), *(s["labels"].get(name, "–") for name in report.labels))
-    what = "median volume of a label" if report.task == "segmentation" else "cases of a class"
-    console.print(f"{what}, by site:")
-    console.print(table)
+    console, seen, labels = Console(highlight=False), list[Line](), list[Line]()
+    for s in report.sites():
+        counts = (number(s[k] or None, "d") for k in ("cases", "errors", "warnings"))
+        spans = _spans(s["shape"], "d"), f"{_spans(s['spacing'], '.3g')} {s['unit']}", " ".join(s["orientation"])
+        seen.append(Line((name(s["site"]), *counts, *map(name, spans))))
+        labels.append(Line((name(s["site"]), *(name(s["labels"].get(label, "–")) for label in report.labels))))
+    head = ("site", "cases", "errors", "warnings", "shape", "voxel", "axes")
+    console.print(Grid("sites", "", head, tuple(seen)).terminal())
+    what = "Median volume of a label" if report.task == "segmentation" else "Cases of a class"
+    console.print(Grid("labels", f"{what}, by site", ("site", *report.labels), tuple(labels)).terminal())
     for remark in report.remarks:
         console.print(f"note: {escape(remark)}", soft_wrap=True)
     groups = report.groups(least=len(report.findings) + 1 if every else 3)
@@ -118,16 +110,15 @@ def show_assessment(assessment: Assessment, verdict: Verdict) -> None:
     """Print distances, findings and strategies; the page has the details."""
     console = Console(highlight=False)
     console.print(Text(verdict.summary, "bold"), "", sep="\n")
-    console.print(*_described(assessment), "", sep="\n")
-    if len(assessment.sites) > 2:
-        console.print(_compared(assessment), "", sep="\n")
-    if len(assessment.sites) <= 8:
-        console.print(
-            _matrices(assessment),
-            f" * differ significantly, metadata in any quantity: p <= {LEVEL:g} (Holm)",
-            "",
-            sep="\n",
-        )
+    shown = [assess_tables.by_site(assessment)]
+    shown += [assess_tables.agreement(assessment)] if len(assessment.sites) > 2 else []
+    for grid in shown:
+        show_grid(grid)
+    if len(assessment.sites) <= SMALL:
+        main = (assessment.distances[kind] for kind in FIRST if kind in assessment.distances)
+        grids = [assess_tables.matrix(assessment, distance) for distance in main]
+        console.print(Columns([grid.terminal() for grid in grids], padding=(0, 1)))
+        console.print(Text(f"{grids[0].note}\n", "dim"))
     if verdict.findings:
         seen = _listed([("–", Text(finding.text)) for finding in verdict.findings])
         console.print(Text("Findings", "bold"), seen, "", sep="\n")
@@ -136,66 +127,6 @@ def show_assessment(assessment: Assessment, verdict: Verdict) -> None:
         cautions = _listed([("–", Text(caution)) for caution in verdict.cautions])
         console.print(Text("Evidence", "bold"), cautions, "", sep="\n")
     console.print(Text("What left each hospital", "bold"), _listed([("–", Text(words)) for words in _sent(assessment)]))
-
-
-def _described(assessment: Assessment) -> tuple[Table, Text]:
-    """Return a table of the hospitals: median of the modality and of the label in which they differ most, p-values."""
-    kind, middle_name = ("shift", "mean") if assessment.noise else ("EMD", "median")
-    largest = {f"{kind}_maxI": assessment.largest(INTENSITY), f"{kind}_maxL": assessment.largest(VOLUME, CLASS)}
-    chosen = {name: quantity for name, quantity in largest.items() if quantity}
-    units = {q.name: f" ({q.unit})" if q.kind == VOLUME else "" for q in chosen.values()}
-    heads = [f"{'share of' if q.kind == CLASS else middle_name} {q.of}{units[q.name]}" for q in chosen.values()]
-    p, kinds = tests(assessment), [name for name in TESTED if name in assessment.distances]
-    table = _slim("hospital", "cases", *heads, *("p metadata", "p embeddings")[: len(kinds)])
-    short = shorten(list(assessment.cases), 26)
-    for site, cases in assessment.cases.items():
-        known = [q.values.get(site) for q in chosen.values()]
-        middle = [np.mean if q.kind == CLASS else np.median for q in chosen.values()]
-        cells = ["–" if v is None else f"{m(v):.4g}" for m, v in zip(middle, known, strict=True)]
-        cells = ["absent" if v is not None and not v.any() else c for v, c in zip(known, cells, strict=True)]
-        chances = [f"{p[name, site]:.3f}" if (name, site) in p else "–" for name in kinds]
-        table.add_row(escape(short[site]), str(cases), *cells, *chances)
-    words = ", ".join(f"{name} {q.mean:.3f} ({q.name})" for name, q in chosen.items())
-    return table, Text(f" {words}: means over all pairs; p: adjusted p-value that a hospital differs from the others")
-
-
-def _compared(assessment: Assessment) -> Table:
-    """Return a table with a line per distance."""
-    from polysite.report.assess_page import SHORT, groups
-
-    describe = groups if len(assessment.sites) <= 8 else lambda clusters: " and ".join(str(len(c)) for c in clusters)
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False)
-    for name in ("distance", "most distant", "resamples", "groups around it", "groups by linkage (silhouette)"):
-        table.add_column(name, overflow="fold")
-    for distance in assessment.distances.values():
-        apart = f" ({distance.silhouette:.2f})" if len(distance.linked) > 1 else ""
-        share, most = f"{distance.named[distance.outlier]:.0%}", shorten(assessment.sites, 26)[distance.outlier]
-        cells = most, share, describe(distance.clusters), describe(distance.linked) + apart
-        table.add_row(SHORT[distance.name], *map(escape, cells))
-    return table
-
-
-def _matrices(assessment: Assessment) -> Columns:
-    """Return the matrices of the two main distances, side by side if they fit; under noise with the error it adds."""
-    from polysite.report.assess_page import FIRST, SHORT
-
-    titles = {name: SHORT[name] for name in FIRST}
-    shown = [
-        _matrix(assessment, assessment.distances[n], title) for n, title in titles.items() if n in assessment.distances
-    ]
-    return Columns(shown, padding=(0, 1))
-
-
-def _matrix(assessment: Assessment, distance: Distance, title: str) -> Table:
-    table = _slim(title, *assessment.sites)
-    for i, site in enumerate(assessment.sites):
-        stars = ["*" if p <= LEVEL else " " for p in distance.adjusted[i]]
-        cells = [f"{d:#.3g}{star}" for d, star in zip(distance.matrix[i], stars, strict=True)]
-        if distance.error is not None:
-            cells = [f"{cell} ± {e:#.2g}" for cell, e in zip(cells, distance.error[i], strict=True)]
-        table.add_row(escape(site), *("" if j == i else cell for j, cell in enumerate(cells)))
-    table.add_row("Sum", *(f"{distance.sums[site]:#.3g} " for site in assessment.sites))
-    return table
 
 
 def _advice(verdict: Verdict) -> Table:
@@ -212,8 +143,6 @@ def _advice(verdict: Verdict) -> Table:
 
 
 def _sent(assessment: Assessment) -> Iterator[str]:
-    from polysite.report.assess_page import amount
-
     sizes = some(
         [f"{site} {amount(size)}" for site, (size, _) in assessment.left.items()], len(assessment.left) > LISTED
     )
@@ -233,25 +162,6 @@ def _listed(lines: Sequence[tuple[str, Text]]) -> Table:
     table.add_column()
     for mark, words in lines:
         table.add_row(mark, words)
-    return table
-
-
-def _slim(first: str, *others: str) -> Table:
-    """Return a compact table of numbers; long names of hospitals are truncated."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, collapse_padding=True)
-    table.add_column(escape(first), no_wrap=True, max_width=30)
-    for name in others:
-        table.add_column(escape(name), justify="right", no_wrap=True, max_width=max(9, 90 // len(others)))
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    """Return a table whose first column is never truncated."""
-    table = Table(header_style="bold")
-    table.add_column(first, no_wrap=True, overflow="fold")
-    for name in others:
-        numbers = name in ("cases", "errors", "warnings")
-        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
     return table
 
 

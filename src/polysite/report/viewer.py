@@ -106,7 +106,7 @@ def plate(cases: Sequence[Shown], most: int = MAX_ROWS) -> str:
     trimmed = [trim(c) for c in chosen]
     figures = []
     for rows in (trimmed[k : k + PLATE_ROWS] for k in range(0, len(trimmed), PLATE_ROWS)):
-        picture = _png(_plate(rows))
+        picture = _png(draw_plate(rows))
         url, words = _url(picture, "PNG", optimize=True), "; ".join(map(_words, rows))
         figures.append(Markup(PLATE).format(url, words, *picture.size, picture.width / DPI))
     words = "Every row is a case, in the slice with most labelled voxels; Dice is the mean over the labels."
@@ -247,7 +247,7 @@ def _words(case: Shown) -> str:
     return f"{case.site}, {case.case}, {case.why}" + (f": Dice {', '.join(dice)}" if dice else "")
 
 
-def _plate(rows: Sequence[Shown]) -> Figure:
+def draw_plate(rows: Sequence[Shown]) -> Figure:
     """Draw a row of images per case, below a line of text and the names of the columns; no higher than a page."""
     columns = ["scan", "truth", *dict.fromkeys(m for c in rows for m in c.predicted)]
     labels = list(dict.fromkeys(k for c in rows for k in c.labels))

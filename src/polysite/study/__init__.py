@@ -25,7 +25,7 @@ from polysite.study.sites import (
     refuse_ensemble,
     simulator,
 )
-from polysite.study.training import Run, conduct, conducted, evaluation_of, logged, resume, title, tracked, train
+from polysite.study.training import Run, conduct, conducted, evaluation_of, logged, resume, title, train
 
 __all__ = [
     "POOLED",
@@ -61,7 +61,6 @@ __all__ = [
     "simulator",
     "study_of",
     "title",
-    "tracked",
     "train",
     "with_fixed_cases",
 ]

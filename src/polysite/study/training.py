@@ -89,7 +89,6 @@ def train(
     study: Study,
     out: Path | str | None = None,
     watch: Watch = Watch(),
-    track: Sequence[str] = (),
     after: Path | str | None = None,
     evaluate: bool = True,
     page: bool = True,
@@ -104,7 +103,6 @@ def train(
         study: The study.
         out: The new folder; by default one below ``runs/``.
         watch: Observer of the progress.
-        track: Also write for ``tensorboard`` or ``mlflow``.
         after: A finished run of the same study with fewer phases, whose rounds are taken over.
         evaluate: Compute every measure of the final model, not only Dice, and write ``evaluation/``.
         page: Write ``index.html``.
@@ -119,7 +117,6 @@ def train(
     path = Path(out) if out else RunFolder.fresh(Path("runs"), title(study))
     with open_study(study, dealt, chosen, watch, path, materials) as opened:  # before the folder is made
         begins = before_training(opened.phases, opened.start)
-        watch = tracked(watch, track, path)  # before the folder, too: a package may be missing
         before = _before(study, table(dealt), Path(after)) if after else None
         folder = RunFolder.create(path, config.dump(pinned(study)), study.seed, table(dealt), before)
         with folder.alone():
@@ -200,13 +197,6 @@ def _before(study: Study, split: str, path: Path) -> RunFolder:
     return folder
 
 
-def tracked(watch: Watch, kinds: Sequence[str], path: Path) -> Watch:
-    """Return an observer that also writes for TensorBoard or MLflow."""
-    from polysite.report.tracking import Many, tracker
-
-    return Many(watch, *(tracker(kind, path) for kind in kinds)) if kinds else watch
-
-
 def title(study: Study) -> str:
     """Return the names of the algorithms of a study.
 
@@ -228,7 +218,6 @@ def resume(
     path: Path | str,
     watch: Watch = Watch(),
     page: bool = True,
-    track: Sequence[str] = (),
     evaluate: bool = True,
     *,
     engine: str | Engine = "simulator",
@@ -244,7 +233,6 @@ def resume(
         study = config.parse(folder.config, where=str(folder.path / "config.toml"))
         dealt = dealt_as_trained(folder, study, watch)
         with open_study(study, dealt, chosen, watch, folder.path, materials) as opened:
-            watch = tracked(watch, track, folder.path)
             with logged(folder):
                 at = find_progress(folder, opened.phases)
             run = conducted(study, dealt, opened, folder, at, watch, evaluate, until)

@@ -83,7 +83,6 @@ def run(
     deadlines: Deadlines = Deadlines(),
     assess: bool = True,
     wait: float = WAIT,
-    track: Sequence[str] = (),
     evaluate: bool = True,
     until: int | None = None,
     id: str = "",
@@ -100,7 +99,6 @@ def run(
         deadlines: How long to wait for sites.
         assess: Assess the sites before training.
         wait: Seconds to wait for all sites, once there is a quorum.
-        track: Also write for ``tensorboard`` or ``mlflow``.
         evaluate: Have every measure of the final model computed, not only Dice.
         until: Number of rounds after which to raise ``polysite.errors.Paused``; ``resume`` goes on. None for all.
         id: Name by which the sites know the study; by default a new one.
@@ -118,7 +116,6 @@ def run(
     roster.gather(wait)
     phases, start = _phases(chosen, roster), study.initial_params(chosen)
     _check_roster(roster, phases, start)
-    watch = study.tracked(watch, track, path)
     folder = RunFolder.create(path, text, chosen.seed, more={FILE: _facts(roster, id, assess, facts)})
     roster.keep(_journal(folder))
     with folder.alone():
@@ -139,7 +136,6 @@ def retrain(
     *,
     deadlines: Deadlines = Deadlines(),
     wait: float = WAIT,
-    track: Sequence[str] = (),
 ) -> Run:
     """Repeat a deployed run from its beginning without some sites, into a new folder; the former one is not changed.
 
@@ -152,7 +148,6 @@ def retrain(
         watch: Observer of the progress.
         deadlines: How long to wait for sites; a larger quorum than there are sites is reduced to their number.
         wait: Seconds to wait for all sites, once there is a quorum.
-        track: Also write for ``tensorboard`` or ``mlflow``.
     """
     folder = RunFolder.open(Path(path))
     known = _known(folder)
@@ -176,7 +171,6 @@ def retrain(
         deadlines=replace(deadlines, quorum=min(deadlines.quorum, len(names))),
         assess=bool(known.get("assess")),
         wait=wait,
-        track=track,
         facts={"repeats": str(folder.path), "without": list(without)},
     )
 
@@ -188,7 +182,6 @@ def resume(
     *,
     deadlines: Deadlines = Deadlines(),
     wait: float = WAIT,
-    track: Sequence[str] = (),
     evaluate: bool = True,
     until: int | None = None,
     paused: bool = False,
@@ -201,7 +194,6 @@ def resume(
         watch: Observer of the progress.
         deadlines: How long to wait for sites.
         wait: Seconds to wait for all sites, once there is a quorum.
-        track: Also write for ``tensorboard`` or ``mlflow``.
         evaluate: Have every measure of the final model computed, not only Dice.
         until: Number of rounds after which to raise ``polysite.errors.Paused``; None for all.
         paused: The run was paused on purpose, so that its continuation is no incident.
@@ -221,7 +213,6 @@ def resume(
         roster.keep(_journal(folder))
         roster.gather(wait)
         phases, start = _phases(chosen, roster), study.initial_params(chosen)
-        watch = study.tracked(watch, track, folder.path)
         with study.logged(folder):
             if not paused:
                 roster.note("the server was started again")
