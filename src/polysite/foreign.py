@@ -49,6 +49,7 @@ class Removed:
 
 # by dotted key: of a study, or with site., policy. or server. before it, of the file with this name
 REMOVED = {
+    "ensembles": Removed("leave it out; 'polysite train --trainings' averages several trainings of a study", idle={}),
     "train.clean.auto": Removed("choose a fixed cleaning, such as train.clean.largest = true", idle=False),
     "run.guard.jury": Removed("leave it out, or choose a robust rule (docs/algorithms.md#attacks)", idle=0),
 }

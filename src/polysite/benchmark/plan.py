@@ -40,7 +40,7 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False, out: 
         absent: The data are not here; sizes are the published ones.
         out: Folder of the benchmark, whose finished runs give the speeds; None to measure them.
     """
-    cells = _cells(bench.whole, overrides, absent)
+    cells = _cells(bench, overrides, absent)
     if not any(cells):
         return _features(bench, overrides, absent)
     first = next(iter(cells[0].values()))

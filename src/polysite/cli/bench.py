@@ -115,7 +115,7 @@ def _methods(
     from polysite.report.progress import counting
 
     trials = len(chosen.tuning.trials(None)) if chosen.tuning else 0
-    count = (1 + trials) * len(chosen.places) * len(chosen.dealt) * len(benchmark.variants(chosen.whole, given))
+    count = (1 + trials) * len(chosen.places) * len(chosen.dealt) * len(benchmark.variants(chosen, given))
     with counting("runs", count, quiet) as step:
         results = benchmark.run(chosen, target, given, jobs, step, *where)
     for job, why in results.failed.items():

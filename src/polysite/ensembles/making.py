@@ -1,4 +1,4 @@
-"""Make an ensemble of finished runs: a finished run folder itself, whose model is the ensemble. Nothing is trained.
+"""Make an ensemble of finished runs of one study: a finished run folder itself, whose model is the ensemble.
 
 If all members have one model for all hospitals, the ensemble is one model for all, too (and new hospitals can use it).
 Otherwise every hospital has its own.
@@ -30,27 +30,29 @@ from polysite.models.ensemble import Ensemble, joined
 from polysite.payload import Payload, SiteId
 from polysite.spreadsheets import Writer
 from polysite.study import OpenedStudy, Run
-from polysite.training.cleaning import Clean
 
 ABOUT = "ensemble.json"
 
 
-def ensemble(runs: Sequence[Path | str], out: Path | str, watch: Watch = Watch()) -> Run:
-    """Make an ensemble of finished runs, evaluate it on the test cases, and write it as a finished run folder.
+def made_ensemble(runs: Sequence[Path | str], out: Path, watch: Watch = Watch()) -> Run:
+    """Return the ensemble in a folder; make it if it is missing, and anew if it was interrupted.
+
+    Nothing is trained in an ensemble, so an unfinished one has nothing to lose.
 
     Args:
-        runs: Folders of finished, simulated runs of the same data: other folds, other methods, or a global and a
-            personal model. Their test cases must not be training or validation cases of one another.
-        out: The new folder.
+        runs: Folders of finished, simulated runs of one study with different seeds or inner folds.
+        out: The folder of the ensemble, which is then a finished run, evaluated on the test cases.
         watch: Observer of the progress.
-
-    Masks are cleaned (``train.clean``) if all members clean in the same way.
     """
-    target = Path(out)
-    if target.exists():
-        raise RunError(f"{target} exists already; an ensemble never overwrites a run: choose another folder")
-    members = read(runs)
-    chosen, dealt = _study(members, target)
+    made = RunFolder(out)
+    if made.finished:
+        return Run(made, made.result)
+    if (out / ABOUT).exists():
+        shutil.rmtree(out)
+    if out.exists():
+        raise RunError(f"{out} exists already; an ensemble never overwrites a run: choose another folder")
+    members = [read(run) for run in runs]
+    chosen, dealt = _study(members, out)
     wanted = sorted(s for s, splits in dealt.items() if any(splits[k] for k in SPLITS))
     found = [served(member, wanted, watch) for member in members]
     sites = study.build_sites(chosen, dealt, watch)
@@ -63,7 +65,7 @@ def ensemble(runs: Sequence[Path | str], out: Path | str, watch: Watch = Watch()
     memories = {} if shared else {s: Payload(model=trees[s]) for s in names}
     about = {"members": [{"name": m.name, "run": str(m.folder.path.resolve())} for m in members]}
     more = {ABOUT: json.dumps(about, indent=1) + "\n"}
-    folder = RunFolder.create(target, config.dump(study.pinned(chosen)), chosen.seed, table(dealt), more=more)
+    folder = RunFolder.create(out, config.dump(study.pinned(chosen)), chosen.seed, table(dealt), more=more)
     with folder.alone():  # as a run whose only round has ended
         folder.append(RoundRecord(0, 0, _effort(members, names)))
         at = adopt(folder, phases[0], Progress(0, state, memories, versions=dict.fromkeys(names, 0)))
@@ -72,30 +74,14 @@ def ensemble(runs: Sequence[Path | str], out: Path | str, watch: Watch = Watch()
         return study.conducted(chosen, dealt, opened, folder, at, watch, evaluate=True, until=None)
 
 
-def made_ensemble(runs: Sequence[Path | str], out: Path, watch: Watch = Watch()) -> Run:
-    """Return the ensemble in a folder; make it if it is missing, and anew if it was interrupted.
-
-    Nothing is trained in an ensemble, so an unfinished one has nothing to lose.
-    """
-    folder = RunFolder(out)
-    if folder.finished:
-        return Run(folder, folder.result)
-    if (out / ABOUT).exists():
-        shutil.rmtree(out)
-    return ensemble(runs, out, watch)
-
-
 def _study(members: Sequence[MemberRun], out: Path) -> tuple[Study, Mapping[SiteId, SiteSplit]]:
     """Return the study of an ensemble, and its cases."""
     first = members[0].study
     parts = combined(members)
     if not any(part != "train" for part, _ in parts.values()):
         raise ConfigError("every case trained some member, so the ensemble has neither test nor validation cases")
-    cleanings = {m.study.train.clean for m in members}
-    clean = cleanings.pop() if len(cleanings) == 1 else Clean()
     chosen = replace(
         first,
-        train=replace(first.train, clean=clean),
         model=Ensemble(tuple(m.model for m in members)),
         algorithm=find("fedavg", ALGORITHMS, "algorithm")(),
         run=Plan(rounds=1),
@@ -129,7 +115,7 @@ def _held(chosen: Study, dealt: Mapping[SiteId, SiteSplit], shared: bool) -> Stu
     stranger = next((s for s, splits in sorted(dealt.items()) if not splits["train"]), None)
     if stranger is not None:
         raise ConfigError(
-            f"{stranger!r} does not train, so it can use an ensemble only if all hospitals share one: take members "
+            f"{stranger!r} does not train, so it can use an ensemble only if all hospitals share one: train a study "
             "with one model for all"
         )
     return replace(chosen, algorithm=find("local", ALGORITHMS, "algorithm")())

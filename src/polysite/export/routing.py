@@ -81,10 +81,10 @@ class Route:
     cluster: int  # the most probable one, whether near or far
     distance: float  # from the nearest cluster, or of the features from their ranges; above 1 is far
 
-    def row(self, case: str, **run: str) -> dict[str, Any]:
+    def row(self, case: str) -> dict[str, Any]:
         """Return the row of a case in routes.csv."""
         model = "global" if self.model == GLOBAL else f"cluster {self.model}"
-        return {"case": case, **run, "cluster": self.cluster, "model": model, "distance": f"{self.distance:.4g}"}
+        return {"case": case, "cluster": self.cluster, "model": model, "distance": f"{self.distance:.4g}"}
 
 
 def route(mixture: Mixture, cases: float, vector: Values) -> Route:
