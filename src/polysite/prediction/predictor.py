@@ -1,7 +1,7 @@
 """The predictor: from a prepared scan to masks, by the model of a finished run.
 
 Scans are prepared as in training. Windows are those of validation, except where ``Options`` changes them. A run with
-clusters of patients (CFFT) chooses the model of every scan by its radiomic features, as ``export.routing`` describes.
+clusters of patients (CFFT) chooses the model of every scan by its radiomic features, as ``routing`` describes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +18,9 @@ from polysite.data.case import Case
 from polysite.data.placement import Placement
 from polysite.data.prepare import Prepare
 from polysite.errors import ConfigError
-from polysite.export.routing import GLOBAL, Route, route
 from polysite.export.served_model import ServedModel, hidden_modalities, open_finished, served_model
 from polysite.payload import SiteId
+from polysite.prediction.routing import GLOBAL, Route, route
 from polysite.training import tasks
 from polysite.training.cleaning import cleaned
 from polysite.training.network import Network
