@@ -88,7 +88,7 @@ def bench(
     target = out or Path("benchmarks") / (chosen.name if scale == "full" else f"{chosen.name}-{scale}")
     if lacking or plan:
         planned = chosen if lacking else chosen.on_folds(folds)
-        tables.show_grid(benchmark.plan(planned, given, absent=bool(lacking), out=target))
+        tables.show_grid(benchmark.plan(planned, given, absent=bool(lacking)))
         if lacking and not plan:
             raise ConfigError(lacking)
         if lacking:
