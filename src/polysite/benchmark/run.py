@@ -24,7 +24,6 @@ from polysite.benchmark.jobs import (
 from polysite.benchmark.trials import Chosen, Trials
 from polysite.benchmark.workers import Workers
 from polysite.engines.run_folder import RunFolder, file_name
-from polysite.errors import ConfigError, nearest
 from polysite.report import axes_page
 from polysite.report.axes import FederationResult, distances, regrouped
 from polysite.report.grid import Grid
@@ -33,8 +32,6 @@ from polysite.report.publish import comparison as write_comparison
 from polysite.report.runs import Method, read
 from polysite.spreadsheets import rows as csv_rows
 from polysite.storage import write_file
-
-EXECUTORS = ("processes", "submitit", "submitit-local")
 
 log = logging.getLogger("polysite")
 
@@ -54,7 +51,6 @@ def run(
     overrides: Mapping[str, str] | None = None,
     parallel: int | None = None,
     step: Step = silent,
-    executor: str = "processes",
     slurm: Mapping[str, str] = MappingProxyType({}),
 ) -> Results:
     """Run what is not finished; return the methods of every federation, and the failed runs with the reason.
@@ -65,16 +61,9 @@ def run(
         overrides: Settings that override those of all studies.
         parallel: Largest number of runs in parallel; None for as many as fit.
         step: Reports progress.
-        executor: ``processes`` of this machine; ``submitit``: a job array of SLURM; ``submitit-local``: to try that.
-        slurm: Parameters of sbatch for the job array.
+        slurm: Parameters of sbatch, for a job array of SLURM; none for processes of this machine.
     """
-    if executor not in EXECUTORS:
-        raise ConfigError(f"--executor {executor}: {nearest(executor, EXECUTORS)}")
-    if slurm and executor == "processes":
-        raise ConfigError(f"--slurm {next(iter(slurm))}=...: it goes with --executor submitit")
-    trainer: Trainer = Workers(parallel, step)
-    if executor != "processes":
-        trainer = Cluster(executor, slurm, parallel, out, step)
+    trainer: Trainer = Cluster(slurm, parallel, out, step) if slurm else Workers(parallel, step)
     text = settings(out, bench, overrides or {})
     listed = jobs(bench, out, overrides or {}, step)
     trials = Trials(bench.tuning, bench.methods, listed) if bench.tuning else None

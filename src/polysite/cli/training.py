@@ -8,32 +8,18 @@ from typing import Annotated
 from typer import Argument, Option
 
 from polysite.cli.base import Config, Json, Override, Quiet, app, say, study_of, watching
-from polysite.errors import PolysiteError, shown
+from polysite.errors import PolysiteError
 
 
 @app.command()
 def demo(
     out: Annotated[Path | None, Option(help="New folder to write; one below demo/ by default.")] = None,
     seed: Annotated[int, Option(help="Seed of the simulated patients and of training.")] = 0,
-    engine: Annotated[
-        str, Option(help="simulator; or flare: only the federated study, over processes of NVIDIA FLARE.")
-    ] = "simulator",
     quiet: Quiet = False,
 ) -> None:
     """Train four simulated hospitals alone, federated and pooled."""
     from polysite import demo as demonstration
 
-    if engine == "flare":
-        page = demonstration.run_over_flare(out, seed, print if not quiet else lambda what: None)
-        if not quiet:
-            from polysite.report import tables
-            from polysite.report.runs import methods, read
-
-            tables.show(methods([read(page.parent)]))
-            say(f"\nPage with figures: {page}")
-        return
-    if engine != "simulator":
-        raise PolysiteError(f"--engine {shown(engine, 40)}: the demonstration runs over 'simulator' or 'flare'")
     with watching(quiet, False) as watch:
         page = demonstration.run(out, seed, watch)
     if not quiet:
