@@ -1,4 +1,4 @@
-"""Ensembles of inner folds and of several trainings of a study: they are runs themselves."""
+"""Ensembles of several trainings of a study: they are runs themselves."""
 
 import csv
 from dataclasses import replace
@@ -26,13 +26,12 @@ SEEDED = replace(TINY, seed=3)
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A shared model, personal ones, two inner folds, mirroring."""
+    """A shared model, personal ones, another split, mirroring."""
     root = tmp_path_factory.mktemp("runs")
     studies = {
         "global": {},
         "local": {"algorithm": ps.Local(), "model": ps.UNet(filters=(4, 4, 4), deep_supervision=1)},
-        "fold0": {"split": replace(TINY.split, inner=2, inner_fold=0)},
-        "fold1": {"split": replace(TINY.split, inner=2, inner_fold=1)},
+        "others": {"split": replace(TINY.split, seed=1)},
         "mirrored": {"train": replace(TINY.train, mirror=True)},
     }
     for name, changes in studies.items():
@@ -75,21 +74,12 @@ def test_personal_models_are_averaged_hospital_by_hospital(root, tmp_path):
     assert "Members of the ensemble" in page and "both: local, local." in page
 
 
-def test_folds_share_their_unseen_test_cases(root, tmp_path):
-    made = ensembles.made_ensemble([root / "fold0", root / "fold1"], tmp_path / "folds")
-    parts, whole = rows(tmp_path / "folds"), rows(root / "global")
-    tested = {case for case, part in whole.items() if part == "test"}
-    assert {case for case, part in parts.items() if part == "test"} == tested
-    assert "validation" not in parts.values() and parts.keys() == whole.keys()
-    assert {(s, c) for s, cases in made.result.test.items() for c in cases} == tested and made.split == "test"
-    (tmp_path / "folds").rename(tmp_path / "moved")
-    ps.evaluate(tmp_path / "moved", again=True, pictures=False)
-
-
-def test_a_run_is_never_overwritten_and_an_ensemble_is_not_trained(root, tmp_path):
+def test_what_is_no_ensemble_is_refused(root, tmp_path):
     (tmp_path / "here").mkdir()
     with pytest.raises(RunError, match="exists already"):
         ensembles.made_ensemble([root / "global"] * 2, tmp_path / "here")
+    with pytest.raises(ConfigError, match=r"others has other cases than .*global; an ensemble needs equal ones"):
+        ensembles.made_ensemble([root / "global", root / "others"], tmp_path / "none")
     with pytest.raises(ConfigError, match="an ensemble is not trained: train its members"):
         ps.train(replace(TINY, model=Ensemble((TINY.model, TINY.model))), tmp_path / "none")
     assert not (tmp_path / "none").exists()
