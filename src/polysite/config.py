@@ -719,11 +719,11 @@ def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default:
 
 
 def _own(name: str, at: str) -> Any | None:
-    """Return an algorithm or network from outside of polysite, by import path or entry point; None if there is none."""
+    """Return an algorithm or network from outside of polysite, by import path; None if the name is none."""
     group = {"algorithm": "algorithms", "model": "models"}.get(re.split(r"[.\[]", at)[0])
     if group is None or at.endswith(".server"):
         return None
-    found = plugins.find(group, name, f"{at}.name")
+    found = plugins.find(name, f"{at}.name")
     if found is None:
         return None
     wanted = CONTRACTS[group]

@@ -67,7 +67,7 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Gr
     count = len(first.data.case_refs(0))
     whose = f"the published sizes of {_sites(count)}" if absent else "the data"
     note = (
-        f"{pace.how} One run after the other on this device; with {whose}, {cases} cases. {_axes(bench)}All together: "
+        f"{pace.how} One run after the other on this device; with {whose}, {cases} cases. All together: "
         f"{duration(3600 * hours)}. Disk: checkpoints, models, predictions and scans to look at"
         f"{_prepared(first, cases)}. Validated and tested cases are counted; not counted: scores that an algorithm "
         "takes within a round, and predictions of personal models for the cases of other hospitals."
@@ -88,16 +88,6 @@ def _prepared(chosen: Study, cases: int) -> str:
 
 def _sites(count: int) -> str:
     return "its only site" if count == 1 else f"its {count} sites"
-
-
-def _axes(bench: Bench) -> str:
-    """Return a sentence on the number of federations, seeds and folds; empty without federations."""
-    if not bench.federations:
-        return ""
-    return (
-        f"Runs: {len(bench.federations)} federations x {len(bench.places)} seeds and folds; pooled training once for "
-        "all federations of the same cases. "
-    )
 
 
 def _cells(bench: Bench, overrides: Mapping[str, str], absent: bool) -> list[dict[str, Study]]:

@@ -153,15 +153,8 @@ def algorithms(
     name: Annotated[str | None, Argument(help="Algorithm to explain: its equation and its keys.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the algorithms, or explain one.
-
-    Those of installed packages come last.
-    """
-    from inspect import getdoc
-
-    from polysite import plugins
+    """List the algorithms, or explain one."""
     from polysite.algorithms import describe
-    from polysite.algorithms.base import facts
 
     if name:
         from polysite import config as configuration
@@ -169,13 +162,8 @@ def algorithms(
         text = configuration.explain(name)
         print(json.dumps({"name": name, "text": text}) if as_json else text)
         return
-    known = list(describe())
-    for own in plugins.names("algorithms"):
-        kind = plugins.find("algorithms", own, "algorithm.name")
-        first = (getdoc(kind) or "").partition("\n")[0]
-        known.append((own, plugins.path_of(kind), first, facts(kind).needs))
     if as_json:
-        for name, paper, line, needs in known:
+        for name, paper, line, needs in describe():
             print(json.dumps({"name": name, "paper": paper, "summary": line, "needs": needs}))
         return
     from rich.console import Console
@@ -184,6 +172,6 @@ def algorithms(
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("name", "what it does", "paper"):
         table.add_column(column, overflow="fold")
-    for name, paper, line, _ in known:
+    for name, paper, line, _ in describe():
         table.add_row(name, line, paper)
     Console().print(table)
