@@ -54,10 +54,6 @@ def test_rounds_that_are_not_validated_are_not_counted_as_validated():
     assert plan._Work.of(chosen).cases == 4 * cases == total(study.loads(chosen)).cases
 
 
-def test_a_plan_without_training_lists_the_scans():
-    assert "359" in benchmark.plan(benchmark.load("paper_c_cc359"), {}, absent=True).markdown()
-
-
 def test_seconds_on_a_cpu_are_scaled_by_voxels_batch_and_windows(monkeypatch):
     monkeypatch.setattr(pace, "_timed", lambda call, network: 1.0)
     given = {"train.device": "cpu", "model.name": "unet_small", "model.filters": "[2, 4, 4]"}

@@ -20,7 +20,7 @@ from polysite.config import Study
 from polysite.costs.model import total
 from polysite.data.federation import Natural
 from polysite.data.sources import Phantom
-from polysite.errors import PolysiteError
+from polysite.errors import ConfigError, PolysiteError
 from polysite.report.costs import duration
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.published import sizes
@@ -40,7 +40,7 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Gr
     """
     cells = _cells(bench, overrides, absent)
     if not any(cells):
-        return _features(bench, overrides, absent)
+        raise ConfigError(f"{bench.name} trains nothing, so there is no plan: leave out --plan")
     first = next(iter(cells[0].values()))
     work = [{n: _Work.of(s) for n, s in cell.items()} for cell in cells]
     pace = measure(first, next(iter(work[0].values())).steps)
@@ -94,7 +94,7 @@ def _cells(bench: Bench, overrides: Mapping[str, str], absent: bool) -> list[dic
     """Return the studies of every federation; pooled training is listed once for federations of the same cases."""
     cells: list[dict[str, Study]] = []
     known: set[Any] = set()
-    whole = _counted(bench) if absent and bench.methods else bench
+    whole = _counted(bench) if absent else bench
     for federation in bench.dealt:
         cell = {}
         every = studies(whole, overrides, federation=federation)
@@ -132,16 +132,6 @@ def _dealable(chosen: Study) -> Study:
     except PolysiteError:
         return replace(chosen, federation=Natural())
     return chosen
-
-
-def _features(bench: Bench, overrides: Mapping[str, str], absent: bool) -> Grid:
-    """Return the plan of a benchmark that trains nothing."""
-    chosen = config.build(bench.study, overrides)
-    counts = sizes(bench.sizes) if absent else {s: len(c) for s, c in chosen.data.case_refs(chosen.seed).items()}
-    lines = [Line((name(site), number(count, "d"))) for site, count in counts.items()]
-    lines.append(Line((name("all"), number(sum(counts.values()), "d")), "total"))
-    note = "Radiomic features of every case and their clusters; nothing is trained. A scan takes a CPU about a second."
-    return Grid("plan", f"Plan of {bench.name}", ("site", "cases"), tuple(lines), note)
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,9 @@ from polysite.data.prepare import Prepare
 from polysite.engines.record import mean_score
 from polysite.export.served_model import ServedModel, method_of
 from polysite.models import Model
-from polysite.models.densenet import DenseNet
 from polysite.models.ensemble import Ensemble
 from polysite.models.monai import Monai
-from polysite.models.sub_encoders import DenseNetSub, UNetSub
+from polysite.models.sub_encoders import UNetSub
 from polysite.models.unet import UNet
 from polysite.training import tasks
 from polysite.training.network import Network
@@ -35,7 +34,7 @@ SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/downlo
 SUPERVISION = "supervision."  # names of the further heads of a network with deep supervision
 WEIGHTS = "models/model.safetensors"
 VERSION = "1.0.0"  # of every bundle; a new export is a new bundle
-IMPORTS = ("import csv", "import io", "import json", "import pathlib", "import numpy as np", "import torch")
+IMPORTS = ("import json", "import pathlib", "import numpy as np", "import torch")
 TYPES = "{'F64': torch.float64, 'F32': torch.float32, 'F16': torch.float16, 'BF16': torch.bfloat16, 'I64': torch.int64}"
 SAVE_PICTURE = "Image.fromarray(mask).save(path)"
 SAVE_VOLUME = (
@@ -75,18 +74,13 @@ class Bundle(ServedModel):
 
     @property
     def labels(self) -> list[str]:
-        """Names of the labels or classes."""
+        """Names of the labels."""
         return list(self.result.labels)
 
     @property
     def task(self) -> tasks.Task:
         """The task."""
         return tasks.find(self.result.task, self.study.train.exclusive)
-
-    @property
-    def classifies(self) -> bool:
-        """Whether the task is classification."""
-        return bool(self.result.task == "classification")
 
     @property
     def dims(self) -> int:
@@ -113,7 +107,7 @@ class Bundle(ServedModel):
         """Whether the network, or a step after it, is implemented by polysite."""
         model = self.study.model
         networks = model.members if isinstance(model, Ensemble) else (model,)
-        return any(isinstance(n, UNetSub | DenseNetSub) for n in networks) or self.study.train.clean.does
+        return any(isinstance(n, UNetSub) for n in networks) or self.study.train.clean.does
 
     @property
     def owner(self) -> str:
@@ -224,19 +218,13 @@ def _network(model: Model, dims: int, modalities: int, outputs: int) -> Config:
     if isinstance(model, UNetSub):
         parts = {"widths": list(model.widths(**shape)), "filters": list(model.filters), "bias": model.bias}
         return {"network_def": {"_target_": "polysite.models.sub_networks.SubUNet", **shape, **parts}}
-    if isinstance(model, DenseNetSub):
-        first, *growth = model.widths(**shape)
-        sizes = {"first": first, "growth": growth, "blocks": list(model.blocks)}
-        return {"network_def": {"_target_": "polysite.models.sub_networks.SubDenseNet", **shape, **sizes}}
     if isinstance(model, Monai):
         sizes = {k: list(v) if isinstance(v, tuple) else v for k, v in model.shape(**shape).items()}  # as JSON has it
         return {"network_def": {"_target_": f"monai.networks.nets.{model.network}", **sizes}}
     if plugins.is_foreign(model):
         return {"network_def": _foreign(model, shape)}
     shape = {"spatial_dims": dims, "in_channels": modalities, "out_channels": outputs}
-    if isinstance(model, DenseNet):
-        sizes = {"init_features": model.features, "growth_rate": model.growth, "block_config": list(model.blocks)}
-        return {"network_def": {"_target_": "monai.networks.nets.densenet.DenseNet", **shape, **sizes}}
+    assert isinstance(model, UNet)  # no classifier has a bundle
     return _unet(model, shape)
 
 
@@ -353,8 +341,6 @@ def _step(kind: str, key: str = "image", **options: Any) -> Config:
 
 def _inferer(bundle: Bundle) -> Config:
     train = bundle.study.train
-    if bundle.classifies:
-        return {"_target_": "SimpleInferer"}
     kind: Config = {"_target_": "SlidingWindowInferer"}
     if bundle.cut:
         kind = {"_target_": "SliceInferer", "spatial_dim": 0}
@@ -365,7 +351,7 @@ def _inferer(bundle: Bundle) -> Config:
 def _predict(bundle: Bundle) -> str:
     """Return the function from image to logits; on a GPU in bfloat16, if the run used it."""
     windows = f"@inferer(image.as_tensor()[None].to(@device), {_logits(bundle)})[0].cpu()"
-    alone = f"lambda image: (lambda network: {windows})(@network)"
+    alone = f"lambda image: {windows}"
     if bundle.study.train.autocast:
         alone = f"torch.autocast(@device.type, torch.bfloat16, enabled=@device.type == 'cuda')({alone})"
     return f"$torch.no_grad()({alone})"
@@ -374,16 +360,13 @@ def _predict(bundle: Bundle) -> str:
 def _logits(bundle: Bundle) -> str:
     """Return the function from a batch of windows to logits: their mean over all mirror images, if the run used it."""
     if not bundle.study.train.mirror:
-        return "lambda x: network(x).float()"
+        return "lambda x: @network(x).float()"
     flips = mirror_axes(bundle.dims)
-    back = "" if bundle.classifies else ".flip(axes)"
-    return f"lambda x: sum(network(x.flip(axes)).float(){back} for axes in {flips}) / {len(flips)}"
+    return f"lambda x: sum(@network(x.flip(axes)).float().flip(axes) for axes in {flips}) / {len(flips)}"
 
 
 def _decision(bundle: Bundle) -> list[Config]:
-    """Return the steps from logits to masks on the grid of the scan (nearest neighbour), or to class probabilities."""
-    if bundle.classifies:
-        return [_step("Activations", "pred", softmax=True)]
+    """Return the steps from logits to masks on the grid of the scan (nearest neighbour)."""
     exclusive = isinstance(bundle.task, tasks.Exclusive)
     decide = "$lambda x: x.argmax(0, keepdim=True).float()" if exclusive else "$lambda x: (x > 0).float()"
     back = _step("Invert", "pred", orig_keys="image", transform="@preprocessing", post_func="$lambda x: x.byte()")
@@ -410,25 +393,11 @@ def file_names(labels: Sequence[str]) -> list[str]:
 
 
 def _writing(bundle: Bundle) -> Config:
-    """Return the entries that write a table of probabilities, or masks with the affine of the scan.
+    """Return the entries that write masks with the affine of the scan.
 
     MONAI 1.6's SaveImage takes the affine of a volume with one channel for that of a 2D image, and fails on sagittal
     scans.
     """
-    if bundle.classifies:
-        # a name that a spreadsheet would compute gets an apostrophe; chr(64) is the sign that begins a reference here
-        name = "(lambda n: chr(39) * (n[:1] in ('=', '+', '-', chr(64))) + n)(@case_of(done['image'].meta))"
-        rows = f"([{name}, *done['pred'].tolist()] for done in map(@evaluator, @dataset))"
-        file = "pathlib.Path(@output_dir, 'probabilities.csv')"
-        return {
-            "classes": bundle.labels,
-            "table": "$io.StringIO()",
-            "run": [
-                f"$csv.writer(@table).writerows([['case', *@classes], *{rows}])",
-                "$pathlib.Path(@output_dir).mkdir(parents=True, exist_ok=True)",
-                f"${file}.write_text(@table.getvalue(), encoding='utf-8', newline='')",
-            ],
-        }
     end, save = (".png", SAVE_PICTURE) if bundle.scans.flat else (".nii.gz", SAVE_VOLUME)
     each = "@save(mask, done['image'].meta['filename_or_obj'], @place(@case_of(done['image'].meta), name))"
     return {
@@ -444,14 +413,13 @@ def _writing(bundle: Bundle) -> Config:
 def metadata(bundle: Bundle, weights: bytes) -> Config:
     """Return the metadata of a bundle with this file of weights."""
     train, scans = bundle.study.train, bundle.scans
-    shape = ["*"] * bundle.dims if bundle.classifies else list(train.window or train.patch)
+    shape = list(train.window or train.patch)
     known = bundle.study.prepare.clip if bundle.study.prepare.normalise == "none" else ()
-    tensor: Config = {"spatial_shape": shape, "dtype": "float32", "is_patch_data": not bundle.classifies}
+    tensor: Config = {"spatial_shape": shape, "dtype": "float32", "is_patch_data": True}
     names = ", ".join(scans.modalities)
     image = _tensor("image", "magnitude", scans.modalities, modality=names, **tensor, value_range=list(known))
-    made = "probabilities" if bundle.classifies else "image"
     kind = "labels" if isinstance(bundle.task, tasks.Exclusive) else "classes"
-    pred = _tensor(made, kind, bundle.channels, **tensor, value_range=[])
+    pred = _tensor("image", kind, bundle.channels, **tensor, value_range=[])
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -461,7 +429,7 @@ def metadata(bundle: Bundle, weights: bytes) -> Config:
         "numpy_version": version("numpy"),
         "required_packages_version": bundle.packages,
         "name": f"polysite {method_of(bundle.study)}",
-        "task": f"{bundle.result.task.capitalize()}: {', '.join(bundle.labels)}",
+        "task": f"Segmentation: {', '.join(bundle.labels)}",
         "description": _about(bundle),
         "authors": f"Trained with polysite {version('polysite')} by {bundle.owner}",
         "copyright": f"Belongs to {bundle.owner}",
@@ -526,15 +494,14 @@ SHA-256 is in `configs/metadata.json`.
 
 def _scores(bundle: Bundle) -> str:
     """Return the table of scores."""
-    measure = "Accuracy" if bundle.classifies else "Dice"
     scores = {split: found for split in ("validation", "test") if (found := bundle.scores(split))}
     if not scores:
         return "It was not evaluated on cases of this hospital.\n"
-    columns = list(next(iter(scores.values())))[: 1 if bundle.classifies else None]
+    columns = list(next(iter(scores.values())))
     whose = f"the cases of {bundle.site!r}" if bundle.site else "the cases of all hospitals"
     rows = [f"| {split} | {' | '.join(f'{found[k]:.3f}' for k in columns)} |" for split, found in scores.items()]
     head = [f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
-    return "\n".join([f"{measure} on {whose}:", "", *head, *rows, ""])
+    return "\n".join([f"Dice on {whose}:", "", *head, *rows, ""])
 
 
 def _wanted(bundle: Bundle) -> str:
@@ -566,8 +533,6 @@ def _cleaned(bundle: Bundle) -> str:
 def _given(bundle: Bundle) -> str:
     """Return the section of the README that describes the output files."""
     end = ".png" if bundle.scans.flat else ".nii.gz"
-    if bundle.classifies:
-        return f"`PREDICTIONS/probabilities.csv`: a row per case, a column for each of {', '.join(bundle.labels)}."
     if isinstance(bundle.task, tasks.Exclusive):
         values = ", ".join(f"{k} {label}" for k, label in enumerate(bundle.labels, start=1))
         return f"`PREDICTIONS/CASE/CASE_labels{end}` on the grid of the scan: 0 background, {values}.{_cleaned(bundle)}"

@@ -62,6 +62,11 @@ def _json(value: Config) -> bytes:
 def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
     """Return the model of a hospital, or the shared one, with its description."""
     found = served_model(folder, site)
+    if found.result.task == "classification":
+        raise RunError(
+            f"{folder.path} classifies images, and a bundle segments them: 'polysite predict {folder.path} IMAGES "
+            "--out FOLDER' writes their classes"
+        )
     if found.clusters is not None:
         raise RunError(
             f"{folder.path} has a model for every cluster of patients, and a bundle has one: predict its scans with "
