@@ -73,7 +73,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     with tempfile.TemporaryDirectory() as place:
-        predictor = Predictor([run(Path(place), tuple(given.filters), given.window)], Options(device="cpu"))
+        predictor = Predictor(run(Path(place), tuple(given.filters), given.window), Options(device="cpu"))
     ours, theirs, inside, network = [], [], [], predictor.networks[0].infer
 
     def timed(x: torch.Tensor) -> torch.Tensor:

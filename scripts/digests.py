@@ -122,7 +122,7 @@ def deploy(chosen: Mapping[str, str], names: Sequence[str], folder: Path, policy
 def over_flare(chosen: Mapping[str, str], folder: Path) -> Iterator[tuple[str, Path]]:
     """Studies over FLARE's simulator, each with the run folder that its server wrote."""
     from flare_jobs import several, workspace
-    from polysite.deploy.flare.rehearsal import simulate
+    from flare_simulation import simulate
 
     job, ids = several(folder, {name: config.parse(text) for name, text in chosen.items()})
     simulate(job, workspace(folder / "ws"), NAMES)

@@ -209,26 +209,7 @@ def test_what_is_written_of_clusters(found):
     page = (found.folder / "index.html").read_text()
     assert "Cases that look alike" in page and "The scans of city are of 2 kinds" in page
     assert not any(case in page for case in found.table.cases)
-
-
-def test_scans_are_drawn_for_their_own_hospital(tmp_path):
-    """The most typical case of every cluster that a hospital has, and those asked for; names of no other hospital."""
-    two = {"north": Hospital(6, scanner=5, second=11, contrast=1.0), "south": Hospital(4, scanner=5, contrast=1.0)}
-    of, groups, out = Study(data=Phantom(SIDE, two)), MixtureSettings(components=2, dimensions=3), tmp_path / "out"
-    done = extract.run(of, out, settings=WIDE, clusters=groups, examples=True, named=["south-003"])
-    kinds = {(s, c) for s, c in zip(done.table.sites, done.clusters.names, strict=True)}
-    for site in two:
-        figures = out / "sites" / site / "figures"
-        captions = json.loads((figures / "captions.json").read_text())
-        assert all(case.startswith(site) for case in captions) and all(f.stat().st_size for f in figures.iterdir())
-        assert len(list(figures.iterdir())) == 3 * len(captions) + 1
-        assert sum("typical of cluster" in c["caption"] for c in captions.values()) == sum(s == site for s, _ in kinds)
-    assert "asked for by name" in captions["south-003"]["caption"]
-    assert any("for their own hospital only" in word for word in extract.words(done))
-    assert any("t-sne" in f.name and f.suffix == ".png" for f in (out / "figures").iterdir())
-    with pytest.raises(ConfigError, match="there is no case 'south-03' to draw; did you mean 'south-"):
-        extract.run(of, tmp_path / "no", settings=WIDE, named=["south-03"])
-    assert not (tmp_path / "no").exists()
+    assert any("t-sne" in f.name and f.suffix == ".png" for f in (found.folder / "figures").iterdir())
 
 
 def test_names_are_nothing_but_names_on_the_page(tmp_path):
@@ -239,7 +220,7 @@ def test_names_are_nothing_but_names_on_the_page(tmp_path):
     groups |= {"dimensions": 3, "exchanges": 9, "components": 5, "bic": {"5": 1.0}, "settings": {}}
     groups |= {"pooled_bic": {"5": 1.0}, "restarts": 1.0, "variability": {"seeds": [1.0], "bootstraps": [0.5]}}
     counts = dict.fromkeys(nasty, 5)
-    about = {"seed": 0, "perplexity": 30.0, "region": "", "settings": {}, "prepare": {}, "remarks": []}
+    about = {"seed": 0, "region": "", "settings": {}, "prepare": {}, "remarks": []}
     about |= {"versions": {"polysite": "1"}, "clusters": groups, "cases": counts, "outlying": counts}
     page = tmp_path / "page.html"
     page.write_text(clusters.page(shown, about))

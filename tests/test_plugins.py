@@ -226,24 +226,6 @@ def test_what_cannot_be_read_back_is_refused_before_training(lab, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_entry_point_of_a_package_is_a_name(lab, monkeypatch):
-    about = lab / "my_lab-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-lab\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(
-        "[polysite.algorithms]\nhalf = my_lab.parts:HalfStep\n[polysite.models]\ntiny = my_lab.parts:Net\n"
-        "[polysite.layouts]\nletters = my_lab.parts:pairs_by_letter\n"
-    )
-    study = config.parse('algorithm = "half"\nmodel = "tiny"')
-    assert type(study.algorithm).__name__ == "HalfStep" and study.model.width == 4
-    assert config.parse(config.dump(study)) == study and "my_lab.parts:Net" in config.dump(study)
-    assert plugins.names("layouts") == ["letters"]
-    summary = "Federated averaging that goes only a part of the way."
-    own = {"name": "half", "paper": "my_lab.parts:HalfStep", "summary": summary, "needs": "sum"}
-    assert json.loads(polysite("algorithms", "--json").splitlines()[-1]) == own
-    assert "# Part of the way." in polysite("algorithms", "half")
-
-
 def test_an_own_layout(lab, tmp_path):
     for k in range(3):
         for letter, array in (("a", np.random.rand(5, 5, 5)), ("b", np.eye(5, dtype=np.uint8)[None].repeat(5, 0))):

@@ -36,7 +36,6 @@ _HOME = {
     "Speeds": "polysite.costs.speeds",
     "assess": "polysite.assessment",
     "cost": "polysite.study",
-    "ensemble": "polysite.ensembles.making",
     "train_ensemble": "polysite.ensembles.trainings",
     "evaluate": "polysite.evaluation",
     "plan": "polysite.planning",

@@ -604,20 +604,6 @@ def merge(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _is_numbered(given: Any) -> bool:
-    """Return whether a section has numbers, those of the steps of a federation, among its keys."""
-    return isinstance(given, dict) and any(key.isdecimal() for key in given)
-
-
-def _numbered(steps: list[Any]) -> dict[str, Any]:
-    """Return the steps of a federation by their number, so that ``federation.0.sites`` can change one of them.
-
-    >>> _numbered(["natural", {"name": "iid", "sites": 3}])
-    {'0': {'name': 'natural'}, '1': {'name': 'iid', 'sites': 3}}
-    """
-    return {str(k): _section("federation", step) for k, step in enumerate(steps)}
-
-
 def _choices(at: str) -> Mapping[str, Any] | None:
     """Return the choices of the section at this path, by name: classes, or instances whose fields the keys replace."""
     if re.fullmatch(r"algorithm(\.inner)*", at):  # inner: the algorithm inside a combinator
@@ -653,10 +639,10 @@ def _likeness(choice: Any, value: Any) -> int:
 def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
     """Convert a TOML value to the wanted type."""
     choices = _choices(at)
-    if isinstance(default, Steps) and isinstance(given, Mapping) and "name" not in given:
-        given = merge(_numbered(_plain(default, at)), given)
-    if at == "federation" and (isinstance(given, list) or _is_numbered(given)):
+    if at == "federation" and isinstance(given, list):
         return _steps(given)
+    if isinstance(default, Steps) and isinstance(given, Mapping) and "name" not in given:
+        _refuse(at, given, "changes one step of several: give all of them, as a list")
     if is_dataclass(given) and (choices is not None or type(given) is kind):
         return given  # from Python
     if choices is not None and isinstance(given, str):
@@ -687,17 +673,10 @@ def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
     return _scalar(kind, given, at)
 
 
-def _steps(given: Any) -> Federation:
-    """Build a federation from a list of steps, or from steps by their number."""
-    steps = given if isinstance(given, list) else list(given.values())
-    odd = [] if isinstance(given, list) else [key for k, key in enumerate(given) if key != str(k)]
-    if odd:
-        raise ConfigError(
-            f"federation.{odd[0]}: the federation has several steps, numbered from 0 without gaps; name one of them, "
-            "as in federation.0.name"
-        )
+def _steps(steps: list[Any]) -> Federation:
+    """Build a federation from a list of steps."""
     if not steps:
-        _refuse("federation", given, "must have a step; leave it out for the natural sites")
+        _refuse("federation", steps, "must have a step; leave it out for the natural sites")
     built = tuple(_build(Federation, step, f"federation[{k}]") for k, step in enumerate(steps))
     return built[0] if len(built) == 1 else Steps(built)
 
@@ -740,11 +719,11 @@ def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default:
 
 
 def _own(name: str, at: str) -> Any | None:
-    """Return an algorithm or network from outside of polysite, by import path or entry point; None if there is none."""
+    """Return an algorithm or network from outside of polysite, by import path; None if the name is none."""
     group = {"algorithm": "algorithms", "model": "models"}.get(re.split(r"[.\[]", at)[0])
     if group is None or at.endswith(".server"):
         return None
-    found = plugins.find(group, name, f"{at}.name")
+    found = plugins.find(name, f"{at}.name")
     if found is None:
         return None
     wanted = CONTRACTS[group]
@@ -808,12 +787,14 @@ def _put(given: dict[str, Any], key: str, text: str, default: Any) -> None:
     for k, name in enumerate(sections):
         if isinstance(given.get(name), str) and _choices(".".join(sections[: k + 1])) is not None:
             given[name] = {"name": given[name]}
-        if name == "federation" and isinstance(given.get(name), list):
-            given[name] = {} if key == "federation.name" else _numbered(given[name])
+        if key == "federation.name" and isinstance(given.get(name), list):
+            given[name] = {}  # another federation instead of the steps
         default = default.get(name) if isinstance(default, Mapping) else getattr(default, name, None)
-        given = given.setdefault(name, _plain(default) if isinstance(default, Mapping) else {})
-        if not isinstance(given, dict):
-            raise ConfigError(f"--set {key}={text}: {name!r} is a value, not a section")
+        below = given.setdefault(name, _plain(default) if isinstance(default, Mapping) else {})
+        if not isinstance(below, dict):
+            what = "a list: set all of it" if isinstance(below, list) else "a value, not a section"
+            raise ConfigError(f"--set {key}={text}: {name!r} is {what}")
+        given = below
     given[last] = value
 
 

@@ -1,6 +1,5 @@
 """The demonstration: four simulated hospitals, one of them an outlier, trained alone, federated and pooled."""
 
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +12,6 @@ from polysite.errors import RunError
 from polysite.report import publish, tables
 from polysite.report.page import Options
 from polysite.report.runs import Method, read
-from polysite.storage import write_file
 
 STUDY = """
 [model]
@@ -56,23 +54,6 @@ def run(out: Path | None, seed: int, watch: Watch) -> Path:
     methods = _methods(root)
     options, title = Options(reference="local"), "Four hospitals, one model?"
     return publish.page(root / "index.html", methods, options, title=title, lead=_lead(methods))
-
-
-def run_over_flare(out: Path | None, seed: int, say: Callable[[str], None]) -> Path:
-    """Train the demonstration's federated study over processes of NVIDIA FLARE on this computer; return its page."""
-    from polysite.deploy.flare import job, rehearsal, site_folder
-
-    root = out or RunFolder.fresh(Path("demo"), f"flare-seed{seed}")
-    if root.exists():
-        raise RunError(f"{root} exists already; name a new folder")
-    chosen = studies(config.parse(STUDY, {"seed": str(seed)}))["fedavg"]
-    sites = sorted(chosen.data.case_refs(seed))
-    made = job.export(chosen, root / "job", sites=sites, quorum=len(sites))
-    policy = site_folder.admit(root / "workspace") / "policy.toml"
-    drawn = policy.read_text(encoding="utf-8").replace("fewest = 5", "fewest = 1")  # they are no patients
-    write_file(policy, lambda path: path.write_text(drawn, encoding="utf-8"))
-    (run,) = rehearsal.simulate(made, root / "workspace", sites, say)
-    return run / "index.html"
 
 
 def show(root: Path) -> None:

@@ -6,7 +6,6 @@
         features.csv           site, case, then MODALITY_FEATURE; a feature that is undefined is an empty cell
         outliers.csv           a row per feature that makes a case an outlier, see ``radiomics.outliers``
         sites/NAME/outliers.csv   the rows of one site, to be sent to it
-        sites/NAME/figures/    scans of that site: typical ones of clusters, outliers, those named (--examples)
         clusters.csv           cluster, probability and two principal components of every case (--clusters)
         cluster_sites.csv, cluster_labels.csv   cases per site, and mean share of every label, in each cluster
         mixture.npz            scaling, principal components and mixture of the federated fit
@@ -53,11 +52,7 @@ from polysite.radiomics import NAMES, Settings, comparable, features
 from polysite.radiomics import outliers as far
 from polysite.radiomics.outliers import MIN_CASES
 from polysite.report import clusters as clusters_page
-from polysite.report.example_cases import Scan
-from polysite.report.figure_files import Picture, write_figures
 from polysite.report.grid import Grid, Line, name, number
-from polysite.report.orientation import axes_of
-from polysite.report.scans import upright_scan
 from polysite.spreadsheets import Writer
 from polysite.storage import draft_folder, vacant
 from polysite.study import deal_cases
@@ -120,11 +115,6 @@ class Clusters:
     variability: Variability | None = None
 
     @property
-    def named(self) -> Iterator[tuple[tuple[SiteId, str], str]]:
-        """Site and name of every case with its cluster."""
-        return zip(zip(self.table.sites, self.table.cases, strict=True), self.names, strict=True)
-
-    @property
     def remarks(self) -> list[str]:
         """Remarks on the clusters that a user should read."""
         counts = {site: Counter[str]() for site in dict.fromkeys(self.table.sites)}
@@ -164,9 +154,6 @@ def run(
     clusters: MixtureSettings | None = None,
     jobs: int | None = None,
     repeats: int = 0,
-    perplexity: float = clusters_page.PERPLEXITY,
-    examples: bool = False,
-    named: Sequence[str] = (),
     watch: Watch = Watch(),
 ) -> Extracted:
     """Extract features, find outliers, cluster the cases if wanted, and write a new folder.
@@ -180,13 +167,9 @@ def run(
         jobs: Cases that are processed in parallel; None for one per core.
         repeats: Number of fits with other seeds, and of fits to bootstrap samples, that show how much the clusters
             vary; 0 for none.
-        perplexity: Perplexity of the t-SNE map; lowered for few cases.
-        examples: Draw the most typical scan of every cluster at every site, and outliers, for that site.
-        named: Names of further cases to draw, each for its site.
         watch: Observer of the progress.
     """
     path = vacant(Path(out) if out else RunFolder.fresh(Path("radiomics"), "radiomics"), "table")
-    _check_names(study, named)
     table = extract(study, settings, label, jobs, watch)
     extremes, groups = outliers(table), cluster(table, clusters, repeats) if clusters else None
     about = {
@@ -197,16 +180,12 @@ def run(
         "cases": {site: table.sites.count(site) for site in dict.fromkeys(table.sites)},
         "outlying": {site: len({o.case for o in extremes if o.site == site}) for site in dict.fromkeys(table.sites)},
         "remarks": [*_remarks(table, label), *_sentences(groups.remarks if groups else ())],
-        "perplexity": perplexity,
         "clusters": _plain(groups) if groups else None,
         "versions": versions(),
     }
     done = Extracted(path, table, extremes, groups, about)
-    drawn = list(_examples(study, done, examples, named))
     with draft_folder(path, "table of radiomics") as draft:
         _publish(draft, done)
-        for site in dict.fromkeys(site for site, _ in drawn):
-            write_figures(draft / "sites" / file_name(site) / "figures", [p for s, p in drawn if s == site])
     return done
 
 
@@ -308,57 +287,6 @@ def cluster(table: Table, settings: MixtureSettings = MixtureSettings(), repeats
     return Clusters(some, fitted, together, agreed, state, whole, settings, varied)
 
 
-def _examples(study: Study, done: Extracted, typical: bool, named: Sequence[str]) -> Iterator[tuple[SiteId, Picture]]:
-    """Yield pictures of scans with the site that they are for: typical ones of clusters, outliers, and named ones."""
-    from polysite.report import cluster_examples
-
-    reasons = _reasons(done, typical, named)
-    refs = {(ref.site, ref.name): ref for ref in _all_cases(study)} if reasons else {}
-    clusters = dict(done.clusters.named) if done.clusters else {}
-    for at, why in reasons.items():
-        drawing = cluster_examples.draw_scan(_scan(study, refs[at]), done.table.modalities)
-        where = f", cluster {clusters[at]}" if at in clusters else ""
-        caption = f"{at[1]} of {at[0]}{where}: {'; '.join(why)}."
-        yield at[0], Picture(f"{at[1]}{where}", drawing, caption, name=at[1])
-
-
-def _reasons(done: Extracted, typical: bool, named: Sequence[str]) -> dict[tuple[SiteId, str], list[str]]:
-    """Return the cases to draw, by site and name, and why."""
-    from polysite.report import cluster_examples
-
-    table, groups = done.table, done.clusters
-    why: dict[tuple[SiteId, str], list[str]] = {}
-    if typical and groups:
-        some, own = groups.table, groups.mixture.assign(groups.vectors)
-        apart = np.linalg.norm(groups.mixture.transform(groups.vectors) - groups.mixture.means[own], axis=1)
-        for (site, cluster), case in cluster_examples.typical(some.sites, groups.names, some.cases, apart).items():
-            why.setdefault((site, case), []).append(f"typical of cluster {cluster}")
-    for site, case in zip(table.sites, table.cases, strict=True):
-        if case in named:
-            why.setdefault((site, case), []).append("asked for by name")
-    farthest = {(o.site, o.case): o for o in reversed(done.outliers)} if typical else {}  # the farthest is the first
-    for at, outlier in farthest.items():
-        reason = f"outlier by {outlier.feature}, {outlier.times:.0f} widths outside the range of all cases"
-        why.setdefault(at, []).append(reason)
-    return why
-
-
-def _check_names(study: Study, named: Sequence[str]) -> None:
-    """Refuse cases to draw that are not in the data."""
-    known = [ref.name for ref in _all_cases(study)] if named else []
-    unknown = next((case for case in named if case not in known), None)
-    if unknown is not None:
-        raise ConfigError(f"there is no case {unknown!r} to draw; {nearest(unknown, known)}")
-
-
-def _scan(study: Study, ref: CaseRef) -> Scan:
-    """Return a prepared case upright, without its labels."""
-    raw = ref.open()
-    axes = study.prepare.orientation or axes_of(raw)
-    case = study.prepare.apply(raw, [1] * study.dims)
-    return upright_scan(replace(case, label=np.zeros((1, *case.image.shape[1:]), np.uint8)), axes)
-
-
 def _remarks(table: Table, label: str | None) -> Iterable[str]:
     empty = np.isnan(table.values).reshape(len(table.cases), len(table.modalities), -1)
     blank: NDArray[np.bool_] = np.all(empty, axis=2)
@@ -410,8 +338,6 @@ def words(done: Extracted) -> list[str]:
             *clusters_page.words(shown_clusters(done.clusters)),
             f"Page with maps: {done.folder / 'index.html'}",
         ]
-    if any((done.folder / "sites").glob("*/figures")):
-        sentences.append(f"Scans, for their own hospital only: {done.folder / 'sites'}/NAME/figures/")
     return [*sentences, f"Table: {done.folder / 'features.csv'}"]
 
 

@@ -49,6 +49,7 @@ class Removed:
 
 # by dotted key: of a study, or with site., policy. or server. before it, of the file with this name
 REMOVED = {
+    "ensembles": Removed("leave it out; 'polysite train --trainings' averages several trainings of a study", idle={}),
     "train.clean.auto": Removed("choose a fixed cleaning, such as train.clean.largest = true", idle=False),
     "algorithm.freeze": Removed("leave it out: distances are measured in every round", idle=False),
     "algorithm.fewest": Removed("choose run.secure.use = 'on' with algorithm.together = true", idle=0),

@@ -1,12 +1,10 @@
-"""Algorithms, networks and layouts from outside of polysite: by import path, or by an entry point of a package.
+"""Algorithms, networks and layouts from outside of polysite, by import path.
 
     algorithm.name = "my_lab.half_step:HalfStep"     module and class
-    model.name = "my_net"                            entry point "my_net" of the group polysite.models
 
-Groups of entry points are ``polysite.algorithms``, ``polysite.models`` and ``polysite.layouts``. A study in TOML names
-its classes in this way, so that it can be read again wherever the package is installed. Nothing is ever sent: a
-hospital installs the package itself and names it in its policy, with the digest of its files (``digest``). What a
-coordinator asks for is imported only within ``only``.
+A study in TOML names its classes in this way, so that it can be read again wherever the package is installed. Nothing
+is ever sent: a hospital installs the package itself and names it in its policy, with the digest of its files
+(``digest``). What a coordinator asks for is imported only within ``only``.
 """
 
 import hashlib
@@ -14,29 +12,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from polysite.errors import ConfigError, nearest
 
-GROUPS = ("algorithms", "models", "layouts")
 _allowed: ContextVar[Mapping[str, str] | None] = ContextVar("allowed packages", default=None)
 
 
-def find(group: str, name: str, at: str) -> Any | None:
-    """Return the object of this name from outside of polysite; None if there is none and the name is no path.
+def find(name: str, at: str) -> Any | None:
+    """Return the object of this name from outside of polysite; None if the name is no path.
 
     Args:
-        group: algorithms, models or layouts.
-        name: ``module:attribute``, or the name of an entry point.
+        name: ``module:attribute``.
         at: The setting that names it, for errors.
     """
-    path = name if ":" in name else _entry_points(group).get(name, "")
-    if not path:
+    module, colon, attribute = name.partition(":")
+    if not colon:
         return None
-    module, _, attribute = path.partition(":")
     _permit(module.partition(".")[0], f"{at} = {name!r}")
     try:
         found: Any = import_module(module)
@@ -53,15 +47,6 @@ def find(group: str, name: str, at: str) -> Any | None:
     except (ImportError, SyntaxError, ValueError, TypeError, RecursionError) as problem:
         raise ConfigError(f"{at} = {name!r} cannot be imported: {problem}") from problem
     return found
-
-
-def names(group: str) -> list[str]:
-    """Return the names of the installed entry points of a group."""
-    return sorted(_entry_points(group))
-
-
-def _entry_points(group: str) -> dict[str, str]:
-    return {e.name: e.value for e in entry_points(group=f"polysite.{group}")}
 
 
 def path_of(value: Any) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from polysite.algorithms.base import diagnostics, shares
 from polysite.algorithms.feddiv import FedDiv
-from polysite.costs.rehearsal import traffic
+from polysite.costs.rehearsal import rehearse
 from polysite.engines.simulator import Simulator
 from polysite.errors import ConfigError
 from polysite.payload import Payload
@@ -180,7 +180,8 @@ def test_a_round_moves_half_of_what_fedavg_does():
     """The one part down, the other up, with a few counts; the first exchange brings the whole model."""
     crossed = [(r.sent["a"].nbytes, r.replies["a"].payload.nbytes) for r in play(FedDiv(), sites(), 3).rounds]
     assert crossed == [(24, 16 + 2 * 8), (16, 8 + 2 * 8), (8, 16 + 2 * 8)]  # both encoders: 16 bytes; the decoder: 8
-    assert traffic(FedDiv(), {k: np.zeros((10, 10)) for k in START}, "ab")["a"] == (1600, 800 + 2 * 8)
+    *_, later = rehearse(FedDiv(), {k: np.zeros((10, 10)) for k in START}, {"a": 1, "b": 1}, rounds=2)
+    assert (later["a"].down, later["a"].up) == (1600, 800 + 2 * 8)
 
 
 @pytest.mark.parametrize("algorithm", [FedDiv(), FedDiv(alpha=0.0, lam=0.0), FedDiv(lam=PRIVATE, nearest=2)], ids=str)

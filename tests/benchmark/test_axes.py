@@ -21,7 +21,7 @@ about = "Cases dealt in three ways."
 reference = "fedavg"
 federations = [
     { title = "natural", name = "natural" },
-    { name = "iid", sites = 2 },
+    { title = "halves", name = "iid", sites = 2 },
     { title = "mixed / 2", federation = { name = "dirichlet", by = "site", alpha = 9, sites = 2, least = 6, draw = 1 }},
 ]
 """
@@ -48,9 +48,9 @@ def jobs(bench, out, **overrides):
 def test_every_method_runs_in_every_federation_and_pooled_training_once(write, tmp_path):
     found = jobs(write(HEAD + REST), tmp_path / "out")
     assert [(j.method, j.federations) for j in found] == [
-        ("centralised", ("natural", "iid, sites = 2", "mixed / 2")),
+        ("centralised", ("natural", "halves", "mixed / 2")),
         ("fedavg", ("natural",)),
-        ("fedavg", ("iid, sites = 2",)),
+        ("fedavg", ("halves",)),
         ("fedavg", ("mixed / 2",)),
     ]
     assert found[2].study.federation == Iid(2) and isinstance(found[3].study.federation, Dirichlet)
@@ -63,7 +63,7 @@ def test_every_method_runs_in_every_federation_and_pooled_training_once(write, t
 def test_pooled_training_runs_again_where_the_cases_differ(write, tmp_path):
     other = HEAD.replace('"mixed / 2", ', '"mixed / 2", study = { split = { test = 0.4 } }, ')
     found = [j for j in jobs(write(other + REST), tmp_path) if j.method == "centralised"]
-    assert [j.federations for j in found] == [("natural", "iid, sites = 2"), ("mixed / 2",)]
+    assert [j.federations for j in found] == [("natural", "halves"), ("mixed / 2",)]
     assert found[1].study.split.test == 0.4 and found[0].study.split.test == 0.2
 
 
@@ -102,6 +102,7 @@ def test_an_assessment_is_of_the_federation_as_it_is_dealt(write, tmp_path):
     ("text", "sentence"),
     [
         (HEAD.replace('"mixed / 2"', '"natural"') + REST, "two federations are called 'natural'"),
+        (HEAD.replace('title = "halves", ', "") + REST, "an entry is a table with a title"),
         (HEAD.replace("federation = {", "federatino = {") + REST, "unknown key 'federation.federatino'"),
         (HEAD + REST + '\nother.federation = "iid"\n', "the method 'other' of tiny has a federation"),
         (HEAD + REST + SWEPT.replace("algorithm.mu", "split.test"), "would change the cases that are compared"),

@@ -1,4 +1,4 @@
-"""Benchmarks as job arrays: chains of runs, failures, another call; a stub of SLURM, and submitit's local executor."""
+"""Benchmarks as job arrays: chains of runs, failures, another call; a stub of SLURM, and processes in its place."""
 
 import json
 from functools import partial
@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import submitit
 from typer.testing import CliRunner
 
 import tiny_bench
@@ -81,7 +82,7 @@ def executor(monkeypatch):
 
 def run(jobs, tmp_path):
     steps = []
-    made = cluster.Cluster("submitit", {}, None, tmp_path / "out", lambda note, done=1: steps.append(done))
+    made = cluster.Cluster({}, None, tmp_path / "out", lambda note, done=1: steps.append(done))
     failed = made.train(jobs)
     return failed, steps
 
@@ -141,7 +142,7 @@ def slurm(tmp_path, monkeypatch):
 def test_parameters_reach_sbatch_and_a_second_command_waits_for_the_first_ones_tasks(jobs, slurm, tmp_path):
     given = {"partition": "gpu", "time": "90", "gpus_per_node": "2"}
     folder = (tmp_path / "out" / "cluster").resolve()
-    made = cluster._executor("submitit", folder, given, 5)
+    made = cluster._executor(folder, given, 5)
     tasks = cluster._submit(made, cluster._chains(jobs), folder, jobs, benchmark.silent)
     text = (tmp_path / "submitted.sh").read_text()
     for line in ("--partition=gpu", "--time=90", "--gpus-per-node=2", "--array=0-2%3", "--cpus-per-task=4"):
@@ -152,20 +153,17 @@ def test_parameters_reach_sbatch_and_a_second_command_waits_for_the_first_ones_t
     slurm("FAILED")
     assert not cluster._running(folder, jobs)
     with pytest.raises(ConfigError, match="--slurm: Unavailable parameter"):
-        cluster._executor("submitit", tmp_path, {"partitions": "gpu"}, None)
+        cluster._executor(tmp_path, {"partitions": "gpu"}, None)
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--executor", "submitit"], "there is no SLURM here"),
-        (["--executor", "subnitit"], "--executor subnitit: did you mean 'submitit'"),
-        (["--slurm", "time=3"], "--slurm time=...: it goes with --executor submitit"),
-        (["--executor", "submitit-local", "--slurm", "time=3"], "submitit-local has no SLURM"),
-        (["--executor", "submitit", "--slurm", "gpu"], "--slurm gpu: write KEY=VALUE"),
+        (["--slurm", "time=3"], "--slurm: there is no SLURM here"),
+        (["--slurm", "gpu"], "--slurm gpu: write KEY=VALUE"),
     ],
 )
-def test_what_an_executor_cannot_do_is_refused_in_a_sentence(words, sentence, bench, tmp_path, monkeypatch):
+def test_what_a_machine_without_slurm_cannot_do_is_refused_in_a_sentence(words, sentence, bench, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     done = CliRunner().invoke(
         app, ["bench", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "out"), "--only", "fedavg", *words]
@@ -174,9 +172,10 @@ def test_what_an_executor_cannot_do_is_refused_in_a_sentence(words, sentence, be
 
 
 @pytest.mark.soak
-def test_submitit_runs_a_benchmark_on_this_machine(bench, tmp_path):
+def test_submitit_runs_a_benchmark_on_this_machine(bench, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    words = ["bench", str(tmp_path / "tiny.toml"), "--out", str(out), "--executor", "submitit-local", "--jobs", "2"]
+    monkeypatch.setattr(cluster, "_executor", lambda folder, *given: submitit.LocalExecutor(folder=folder))
+    words = ["bench", str(tmp_path / "tiny.toml"), "--out", str(out), "--slurm", "time=3"]
     first = CliRunner().invoke(app, words)
     assert first.exit_code == 1 and "far away, fold 0, seed 0 failed: train.device = 'cuda:7'" in first.stderr
     assert len(list(out.rglob("result.json"))) == 3 and (out / "comparison" / "index.html").exists()

@@ -1,7 +1,5 @@
 """Before a start: runs, hours and disk from published sizes; rounds for equal steps or bytes of every method."""
 
-import json
-import os
 from dataclasses import replace
 from importlib import import_module
 
@@ -56,10 +54,6 @@ def test_rounds_that_are_not_validated_are_not_counted_as_validated():
     assert plan._Work.of(chosen).cases == 4 * cases == total(study.loads(chosen)).cases
 
 
-def test_a_plan_without_training_lists_the_scans():
-    assert "359" in benchmark.plan(benchmark.load("paper_c_cc359"), {}, absent=True).markdown()
-
-
 def test_seconds_on_a_cpu_are_scaled_by_voxels_batch_and_windows(monkeypatch):
     monkeypatch.setattr(pace, "_timed", lambda call, network: 1.0)
     given = {"train.device": "cpu", "model.name": "unet_small", "model.filters": "[2, 4, 4]"}
@@ -67,40 +61,6 @@ def test_seconds_on_a_cpu_are_scaled_by_voxels_batch_and_windows(monkeypatch):
     assert (found.step, found.case) == (8 * 4, 8 * 8)  # 128 against 64 voxels a side; four patches; eight windows
     given = {"train.device": "cpu", "data.shape": "[32, 48, 32]", "train.patch": "[16, 16, 16]", "train.overlap": "0"}
     assert pace.measure(studies(benchmark.load("phantoms"), given)["fedavg"]).case == 2 * 3 * 2
-
-
-def finished(out, method, *rounds):
-    """Write a run that took 100 s; of every round the seconds of all, and of each of two sites for ten steps."""
-    run = out / "runs" / method / "fold0-seed0"
-    run.mkdir(parents=True)
-    records = []
-    for index, (elapsed, seconds) in enumerate(rounds):
-        site = {"loss": 1.0, "steps": 10, "lr_sum": 0.1, "seconds": seconds, "bytes_down": 0, "bytes_up": 0}
-        scores = {"validation": {"a": {"cases": 5, "loss": 1.0, "score": {"L": 0.5}}}, "sites": {"a": site, "b": site}}
-        records.append(json.dumps({"round": index, "phase": 0, "elapsed": elapsed, **scores}))
-    files = {"config.toml": "", "versions.json": "{}", "result.json": "{}", "rounds.jsonl": "\n".join(records)}
-    for name, text in files.items():
-        (run / name).write_text(text)
-        os.utime(run / name, (0, 0) if name == "versions.json" else (100, 100))
-
-
-def test_speeds_are_those_of_finished_runs_in_the_folder(tmp_path):
-    chosen = studies(benchmark.load("phantoms"), {"train.device": "cpu"})
-    # two turns of 2 s for 10 steps each; the rest of a round, 1 s, is spent on 5 validated cases; resumed after round 1
-    finished(tmp_path, "fedavg", (5, 2), (10, 2), (5, 2))
-    finished(tmp_path, "ditto", (9, 4))
-    found = pace.recorded(tmp_path, list(chosen), next(iter(chosen.values())))
-    assert (found.of("fedavg").step, found.of("fedavg").case) == pytest.approx((0.2, 0.2))
-    assert (found.of("ditto").step, found.of("ditto").case) == pytest.approx((0.4, 0.2))
-    assert found.of("local").step == found.step == pytest.approx(20 / 80) and found.parallel == pytest.approx(2)
-    assert "Speeds of 2 finished runs" in found.how and found.device == "cpu"
-    assert pace.recorded(tmp_path / "none", list(chosen), next(iter(chosen.values()))) is None
-    given = {"train.device": "cpu", "model.name": "unet_small", "model.filters": "[2, 4, 4]", "run.rounds": "4"}
-    bench = benchmark.load("paper_b").only(["fedavg"])
-    grid = benchmark.plan(bench, given, absent=True, out=tmp_path)
-    whole = plan._Work.of(plan._dealable(studies(plan._counted(bench), given)["fedavg"]))
-    hours = len(bench.places) * 0.2 * (whole.steps + whole.cases + whole.tested) / 3600
-    assert "Speeds of 1 finished runs in" in grid.note and grid.lines[-1].cells[4].value == pytest.approx(hours)
 
 
 BASE = tiny_bench.study(

@@ -1,10 +1,9 @@
-"""Whole benchmarks: from one file to a comparison, interrupted and gone on with; equal tuning; ensembles."""
+"""Whole benchmarks: from one file to a comparison, interrupted and gone on with; equal tuning."""
 
 import json
 from shutil import rmtree
 
 import pytest
-import tomli_w
 from typer.testing import CliRunner
 
 import tiny_bench
@@ -12,7 +11,6 @@ from polysite import benchmark, config, study
 from polysite.algorithms.clustered import Clustered
 from polysite.algorithms.weighted import Weighted
 from polysite.benchmark import jobs as benchmark_jobs
-from polysite.benchmark.mixed import EnsembleOf
 from polysite.cli import app
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, RunError
@@ -202,54 +200,6 @@ def test_unequal_tuning_is_refused(old, new, why, tmp_path):
         tiny_bench.load(tmp_path, TUNED.replace(old, new))
 
 
-CASES = {"cases": 5}
-MIXED = {
-    "title": "mixed",
-    "reference": "fedavg",
-    "study": tiny_bench.study(sites={"a": CASES, "b": CASES}),
-    "methods": {"fedavg": {}},
-    "ensembles": {"folds": {"of": "fedavg", "folds": 2}},
-}
-
-
-def mixed(tmp_path, **changes):
-    return tiny_bench.load(tmp_path, tomli_w.dumps({**MIXED, **changes}))
-
-
-def test_an_ensemble_of_inner_folds_is_compared_like_a_method(tmp_path, in_process):
-    bench = mixed(tmp_path)
-    done = benchmark.run(bench, tmp_path / "out")
-    assert not done.failed and [m.name for m in done.cells[""]] == ["fedavg", "folds"]
-    fedavg, folds = done.cells[""]
-    assert folds.values("dice").keys() == fedavg.values("dice").keys()
-    assert sorted(p.name for p in (tmp_path / "out" / "runs").iterdir() if p.is_dir()) == [
-        "fedavg", "folds", "folds inner fold 0", "folds inner fold 1"
-    ]  # fmt: skip
-    file = tmp_path / "out" / "bench.toml"
-    text = file.read_text()
-    file.write_text(text.replace("folds = 2", 'folds = 2\nweights = "equal"'))  # as polysite 0.1.0 wrote it
-    again = benchmark.run(bench, tmp_path / "out")
-    assert file.read_text() == text
-    assert again.cells[""][1].values("dice") == folds.values("dice")
-
-
-def test_ensembles_of_a_file(tmp_path):
-    bench = mixed(tmp_path)
-    assert bench.whole.methods.keys() == {"fedavg", "folds inner fold 0", "folds inner fold 1"}
-    assert bench.members["folds inner fold 1"] == {"split": {"inner": 2, "inner_fold": 1}}
-    alone = bench.only(["folds"])
-    assert not alone.methods and len(alone.whole.methods) == 2
-    assert not bench.only(["fedavg"]).ensembles and not bench.only(["fedavg"]).members
-    both = mixed(
-        tmp_path, methods={"fedavg": {}, "local": {"algorithm": "local"}}, ensembles={"x": {"of": ["fedavg", "local"]}}
-    )
-    assert both.only(["x"]).methods.keys() == {"fedavg", "local"} and not both.members
-    for ensembles, words in (
-        ({"x": {"of": "fedavx", "folds": 2}}, "of 'fedavx', which is no method"),
-        ({"fedavg": {"of": "fedavg", "folds": 2}}, "a method and an ensemble called 'fedavg'"),
-        ({"x": {"of": "fedavg"}}, "one method with two or more folds"),
-        ({"x": {"of": "fedavg", "fold": 2}}, "unknown key"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            mixed(tmp_path, ensembles=ensembles)
-    assert EnsembleOf(("a", "b")).members("x") == ("a", "b")
+def test_ensembles_of_a_former_version_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="this key no longer exists; leave it out; 'polysite train --trainings'"):
+        tiny_bench.load(tmp_path, f"{TUNED}\n[ensembles]\nfolds = {{ of = 'fedavg', folds = 2 }}")

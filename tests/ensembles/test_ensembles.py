@@ -1,8 +1,6 @@
-"""Ensembles: of finished runs that go together, and of several trainings of a study; they are runs themselves."""
+"""Ensembles of several trainings of a study: they are runs themselves."""
 
 import csv
-import json
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +15,7 @@ from polysite.engines.run_folder import RunFolder
 from polysite.ensembles import trainings
 from polysite.errors import ConfigError, RunError
 from polysite.models.ensemble import Ensemble
+from polysite.report import publish
 from polysite.report.runs import read
 from studies import SHAPE, clinics, tiny
 
@@ -27,26 +26,17 @@ SEEDED = replace(TINY, seed=3)
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A shared model, personal ones of another network, two inner folds, mirroring."""
+    """A shared model, personal ones, another split, mirroring."""
     root = tmp_path_factory.mktemp("runs")
     studies = {
         "global": {},
         "local": {"algorithm": ps.Local(), "model": ps.UNet(filters=(4, 4, 4), deep_supervision=1)},
-        "fold0": {"split": replace(TINY.split, inner=2, inner_fold=0)},
-        "fold1": {"split": replace(TINY.split, inner=2, inner_fold=1)},
+        "others": {"split": replace(TINY.split, seed=1)},
         "mirrored": {"train": replace(TINY.train, mirror=True)},
     }
     for name, changes in studies.items():
         ps.train(replace(TINY, **changes), root / name, evaluate=False)
     return root
-
-
-def changed(run, copy, old, new):
-    """Copy a run with another line in its configuration."""
-    shutil.copytree(run, copy)
-    text = (copy / "config.toml").read_text()
-    assert old in text
-    (copy / "config.toml").write_text(text.replace(old, new, 1))
 
 
 def rows(run):
@@ -61,7 +51,7 @@ def labels(scores):
 @pytest.mark.parametrize("name", ["global", "mirrored"])
 def test_identical_members_score_as_the_member(name, root, tmp_path):
     twice, member = tmp_path / "twice", RunFolder(root / name)
-    made = ensembles.ensemble([root / name] * 2, twice)
+    made = ensembles.made_ensemble([root / name] * 2, twice)
     assert labels(made.result.test) == labels(read(root / name).scores)
     assert made.result.validation == member.result.validation
     assert (twice / "models" / "best.safetensors").exists()  # one model for all hospitals
@@ -72,51 +62,27 @@ def test_identical_members_score_as_the_member(name, root, tmp_path):
     assert (twice / "evaluation" / "test" / "cases.csv").read_text() == itself
     (twice / "result.json").unlink()
     assert ps.resume(twice, evaluate=False).dice() == made.dice()  # as after an interruption
-    with pytest.raises(RunError, match="exists already"):
-        ensembles.ensemble([root / name] * 2, twice)
 
 
-def test_a_global_and_a_personal_model_by_command(root, tmp_path):
-    words = [str(root / "global"), str(root / "local"), "--out", str(tmp_path / "both"), "--json"]
-    done = CliRunner().invoke(app, ["ensemble", *words])
-    assert done.exit_code == 0, done.output
-    assert [m["name"] for m in json.loads(done.stdout)["ensemble"]["members"]] == ["global", "local"]
-    study = config.parse(RunFolder(tmp_path / "both").config)
-    assert study.model == Ensemble((TINY.model, ps.UNet(filters=(4, 4, 4))))  # without heads that do not predict
+def test_personal_models_are_averaged_hospital_by_hospital(root, tmp_path):
+    made = ensembles.made_ensemble([root / "local"] * 2, tmp_path / "both")
+    member = ps.UNet(filters=(4, 4, 4))  # without heads that do not predict
+    assert config.parse(made.folder.config).model == Ensemble((member, member))
     assert (tmp_path / "both" / "models" / "best.east.safetensors").exists()
+    publish.run_page(tmp_path / "both")
     page = (tmp_path / "both" / "index.html").read_text()
-    assert "Members of the ensemble" in page and "both: global, local." in page
+    assert "Members of the ensemble" in page and "both: local, local." in page
 
 
-def test_folds_share_their_unseen_test_cases(root, tmp_path):
-    made = ensembles.ensemble([root / "fold0", root / "fold1"], tmp_path / "folds")
-    parts, whole = rows(tmp_path / "folds"), rows(root / "global")
-    tested = {case for case, part in whole.items() if part == "test"}
-    assert {case for case, part in parts.items() if part == "test"} == tested
-    assert "validation" not in parts.values() and parts.keys() == whole.keys()
-    assert {(s, c) for s, cases in made.result.test.items() for c in cases} == tested and made.split == "test"
-    (tmp_path / "folds").rename(tmp_path / "moved")
-    ps.evaluate(tmp_path / "moved", again=True, pictures=False)
-
-
-def test_runs_that_do_not_go_together_are_refused(root, tmp_path):
-    def refused(words, *names, kind=ConfigError):
-        with pytest.raises(kind, match=words):
-            ensembles.ensemble([root / n for n in names], tmp_path / "none")
-        assert not (tmp_path / "none").exists()
-
-    refused("at least two runs, got 1", "global")
-    ps.train(replace(TINY, split=replace(TINY.split, seed=1)), tmp_path / "elsewhere", evaluate=False)
-    refused("is a test case of .*as a (train|validation) case", "global", tmp_path / "elsewhere")
-    refused("differs from .* in its train.mirror", "global", "mirrored")
-    changed(root / "global", tmp_path / "seeds", "seed = 0\n", "seed = 3\n")
-    refused("patients, which come from the seed", "global", tmp_path / "seeds")
-    changed(root / "global", tmp_path / "prepared", 'normalise = "nonzero"', 'normalise = "all"')
-    refused("in its preparation", "global", tmp_path / "prepared")
-    (tmp_path / "prepared" / "result.json").unlink()
-    refused("has not finished", "global", tmp_path / "prepared", kind=RunError)
+def test_what_is_no_ensemble_is_refused(root, tmp_path):
+    (tmp_path / "here").mkdir()
+    with pytest.raises(RunError, match="exists already"):
+        ensembles.made_ensemble([root / "global"] * 2, tmp_path / "here")
+    with pytest.raises(ConfigError, match=r"others has other cases than .*global; an ensemble needs equal ones"):
+        ensembles.made_ensemble([root / "global", root / "others"], tmp_path / "none")
     with pytest.raises(ConfigError, match="an ensemble is not trained: train its members"):
         ps.train(replace(TINY, model=Ensemble((TINY.model, TINY.model))), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_trainings_differ_by_their_luck_alone_and_the_command_continues(tmp_path, monkeypatch):

@@ -14,8 +14,6 @@ A benchmark is a TOML file::
     [methods.NAME]                      settings of one method; two keys use the result of an assessment:
     outlier = { distance = "emd", weight = 0.3 }     a lower weight for the outlier by this distance, or
     clusters = "euclidean"                           one model for every cluster by this distance
-    [ensembles.NAME]                    an ensemble of finished runs, as a method: of several methods or, with
-    of = ["fedavg", "local"]            of = "fedavg" and folds = 3, of runs without one inner fold each;
     [tuning]                            every method tries these settings in every fold, each for a share of its rounds,
     share = 0.2                         and goes on with the best on validation cases; methods.NAME.tuning names other
     settings = { "train.lr" = [0.1, 0.3] }   settings, equally many

@@ -1,8 +1,7 @@
 """Axes of a benchmark besides methods, folds and seeds: federations, and values of settings (a sweep).
 
->>> named = federations([{"name": "dirichlet", "alpha": 0.1}, {"title": "all hidden", "federation": [{"name": "iid"}]}])
->>> [f.title for f in named], named[0].study
-(['dirichlet, alpha = 0.1', 'all hidden'], {'federation': {'name': 'dirichlet', 'alpha': 0.1}})
+>>> federations([{"title": "a", "name": "dirichlet", "alpha": 0.1}])[0].study
+{'federation': {'name': 'dirichlet', 'alpha': 0.1}}
 >>> points({"algorithm.lam": [0, 10]})
 [{'algorithm.lam': 0}, {'algorithm.lam': 10}]
 """
@@ -56,38 +55,21 @@ def federations(given: Sequence[Any]) -> tuple[NamedFederation, ...]:
 
 
 def _federation(entry: Any) -> NamedFederation:
-    if isinstance(entry, str):
-        entry = {"name": entry}
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"federations holds {entry!r}; an entry is a table, as in {{ name = 'iid', sites = 5 }}")
-    own = {k: v for k, v in entry.items() if k not in OWN}
+    if not isinstance(entry, Mapping) or not entry.get("title"):
+        example = "{ title = 'equal', name = 'iid', sites = 5 }"
+        raise ConfigError(f"federations holds {entry!r}; an entry is a table with a title, as in {example}")
+    title, own = str(entry["title"]), {k: v for k, v in entry.items() if k not in OWN}
     if bool(own) == ("federation" in entry):
         raise ConfigError(
-            f"the federation {entry.get('title', dict(entry))!r} needs either a name with its keys, or the key "
-            "'federation' with a list of federations"
+            f"the federation {title!r} needs either a name with its keys, or the key 'federation' with a list of "
+            "federations"
         )
-    chosen = entry.get("federation", own)
     study = entry.get("study", {})
     if not isinstance(study, Mapping) or "federation" in study:
         raise ConfigError(
-            f"the key 'study' of the federation {entry.get('title', chosen)!r} must be a table of sections of a study "
-            "other than federation"
+            f"the key 'study' of the federation {title!r} must be a table of sections of a study other than federation"
         )
-    return NamedFederation(str(entry.get("title") or _title(chosen)), {**study, "federation": chosen})
-
-
-def _title(chosen: Any) -> str:
-    """Return a title for a federation without one.
-
-    >>> _title([{"name": "iid", "sites": 5}, {"name": "hide_modalities", "count": 2}])
-    'iid, sites = 5, then hide_modalities, count = 2'
-    """
-    if isinstance(chosen, list):
-        return ", then ".join(_title(each) for each in chosen)
-    if not isinstance(chosen, Mapping):
-        return str(chosen)
-    keys = [f"{k} = {words(v)}" for k, v in chosen.items() if k != "name"]
-    return ", ".join([str(chosen.get("name", "federation")), *keys])
+    return NamedFederation(title, {**study, "federation": entry.get("federation", own)})
 
 
 def points(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

@@ -10,12 +10,10 @@ from polysite import config
 from polysite.algorithms import ALGORITHMS
 from polysite.benchmark.axes import NamedFederation, check_sweep, federations
 from polysite.benchmark.equal_tuning import Tuning
-from polysite.benchmark.mixed import EnsembleOf, inner_folds
-from polysite.benchmark.mixed import check as check_ensembles
 from polysite.costs.budget import Kind
 from polysite.data.sources import Phantom
 from polysite.errors import ConfigError, nearest
-from polysite.foreign import parse_toml, read_toml
+from polysite.foreign import parse_toml, read_toml, without_removed
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
 from polysite.report.paper_figures import PAPER_FIGURES
@@ -103,7 +101,6 @@ class BenchFile:
     federations: tuple[Any, ...] = ()  # none: all methods have the federation of the study
     sweep: Mapping[str, Any] = field(default_factory=dict)  # key of a study -> values
     sweep_methods: tuple[str, ...] = ()  # methods that are swept; none: all that have a swept key
-    ensembles: Mapping[str, EnsembleOf] = field(default_factory=dict)  # of finished runs
     tuning: Tuning | None = None  # settings that every method tries in every fold
     needs: str = ""  # the data that it is made for, and how to name them
     sizes: str = ""  # published table of the cases of every site, for a plan without the data
@@ -121,7 +118,6 @@ class Bench(BenchFile):
 
     name: str = ""
     federations: tuple[NamedFederation, ...] = ()
-    members: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # methods that are trained for ensembles
     remarks: tuple[str, ...] = ()  # on the page and in the terminal
 
     @property
@@ -131,23 +127,15 @@ class Bench(BenchFile):
 
     def only(self, methods: Sequence[str]) -> "Bench":
         """Return the benchmark with these methods only; with all, if none is named."""
-        known = [*self.methods, *self.ensembles]
         for name in methods:
-            if name not in known:
-                raise ConfigError(f"{self.name} has no method {name!r}; {nearest(name, known)}")
+            if name not in self.methods:
+                raise ConfigError(f"{self.name} has no method {name!r}; {nearest(name, self.methods)}")
         if not methods:
             return self
-        mixed = {n: e for n, e in self.ensembles.items() if n in methods}
-        needed = {*methods, *(m for n, e in mixed.items() for m in e.members(n))}
-        chosen, members = ({n: m for n, m in each.items() if n in needed} for each in (self.methods, self.members))
+        chosen = {n: m for n, m in self.methods.items() if n in methods}
         swept = tuple(n for n in self.sweep_methods if n in chosen)
         sweep = {} if self.sweep_methods and not swept else self.sweep
-        return replace(self, methods=chosen, members=members, ensembles=mixed, sweep_methods=swept, sweep=sweep)
-
-    @property
-    def whole(self) -> "Bench":
-        """The benchmark with the members of its ensembles as methods: all that is trained."""
-        return replace(self, methods={**self.methods, **self.members})
+        return replace(self, methods=chosen, sweep_methods=swept, sweep=sweep)
 
     def at_equal(self, budget: str | None) -> "Bench":
         """Return the benchmark with another budget; unchanged if None."""
@@ -220,7 +208,7 @@ def load(name: str, scale: str = "full") -> Bench:
         given = parse_toml(text, f"the benchmark {name}")
     else:
         raise ConfigError(f"there is no benchmark called {name!r}; {nearest(name, names())}, or name a .toml file")
-    return _bench(path.stem, given, scale)
+    return _bench(path.stem, without_removed(given), scale)
 
 
 def _bench(name: str, given: Mapping[str, Any], scale: str) -> Bench:
@@ -240,7 +228,6 @@ def _bench(name: str, given: Mapping[str, Any], scale: str) -> Bench:
     if not file.methods and file.radiomics is None:
         raise ConfigError(f"the benchmark {name} has no [methods]")
     sweep = config.flat(file.sweep)
-    check_ensembles(file.ensembles, file.methods, name)
     check_sweep(sweep, file.sweep_methods, file.methods)
     _check_tuning(name, file)
     wanted = file.reference
@@ -256,9 +243,7 @@ def _bench(name: str, given: Mapping[str, Any], scale: str) -> Bench:
         **({} if real else {"published_folds": None, "published": Paper()}),
     }
     remarks = (TINY,) if scale == "tiny" else ()
-    return Bench(
-        **{**vars(file), **changed}, name=name, members=inner_folds(file.ensembles, file.methods), remarks=remarks
-    )
+    return Bench(**{**vars(file), **changed}, name=name, remarks=remarks)
 
 
 def _check_tuning(name: str, file: BenchFile) -> None:
@@ -268,10 +253,8 @@ def _check_tuning(name: str, file: BenchFile) -> None:
         if odd is not None:
             raise ConfigError(f"the method {odd!r} of {name} has settings to try, but the benchmark has no [tuning]")
         return
-    if file.sweep or file.ensembles:
-        raise ConfigError(
-            f"{name} has [tuning] and {'[sweep]' if file.sweep else '[ensembles]'}; leave out one of them"
-        )
+    if file.sweep:
+        raise ConfigError(f"{name} has [tuning] and [sweep]; leave out one of them")
     file.tuning.check(file.methods)
 
 

@@ -10,7 +10,6 @@ finds it by ``cluster/jobs.json`` of the benchmark's folder, waits for what stil
 """
 
 import json
-import math
 import os
 import sys
 import time
@@ -45,14 +44,12 @@ class Cluster:
     """Trains jobs as tasks of an array.
 
     Args:
-        executor: ``submitit`` for SLURM, ``submitit-local`` for processes on this machine, to try it out.
         given: Parameters of sbatch by name.
-        most: Tasks that run at the same time; None for all (one on this machine).
+        most: Tasks that run at the same time; None for all.
         out: Folder of the benchmark, which all nodes must see.
         step: Reports progress.
     """
 
-    executor: str
     given: Mapping[str, str]
     most: int | None
     out: Path
@@ -61,27 +58,19 @@ class Cluster:
     def train(self, jobs: Sequence[Job]) -> dict[str, str]:
         """Train what is not done; return the failed jobs with the reason."""
         folder = (self.out / "cluster").resolve()
-        chosen = _executor(self.executor, folder, self.given, self.most)
+        executor = _executor(folder, self.given, self.most)
         left = [job for job in jobs if not job.done]
-        waiting = _running(folder, left) if self.executor == "submitit" else []
+        waiting = _running(folder, left)
         known = {job for task in waiting for job in task.jobs}
         chains = _chains([job for job in left if job not in known])
-        limit = math.inf if self.executor == "submitit" else self.most or 1
+        if chains:
+            waiting += _submit(executor, chains, folder, jobs, self.step)
         failed: dict[str, str] = {}
-        try:
-            while chains or waiting:
-                count = int(min(len(chains), limit - len(waiting)))
-                if count:
-                    waiting += _submit(chosen, chains[:count], folder, jobs, self.step)
-                    del chains[:count]
-                for task in [task for task in waiting if task.handle.done()]:
-                    waiting.remove(task)
-                    failed |= _collect(task, self.step)
-                time.sleep(POLL if waiting else 0)
-        except KeyboardInterrupt:
-            for task in waiting if self.executor == "submitit-local" else ():
-                task.handle.cancel()
-            raise
+        while waiting:
+            for task in [task for task in waiting if task.handle.done()]:
+                waiting.remove(task)
+                failed |= _collect(task, self.step)
+            time.sleep(POLL if waiting else 0)
         return failed
 
 
@@ -126,20 +115,16 @@ def _restored() -> "Iterator[None]":
             os.close(copy)
 
 
-def _executor(kind: str, folder: Path, given: Mapping[str, str], most: int | None) -> Any:
+def _executor(folder: Path, given: Mapping[str, str], most: int | None) -> Any:
     """Return submitit's executor with the parameters of sbatch."""
     try:
         import submitit
     except ImportError as problem:
-        raise ConfigError(f"--executor {kind} needs submitit: pip install 'polysite[slurm]'") from problem
-    if kind == "submitit-local":
-        if given:
-            raise ConfigError(f"--slurm {next(iter(given))}=...: --executor submitit-local has no SLURM; leave it out")
-        return submitit.LocalExecutor(folder=folder)
+        raise ConfigError("--slurm needs submitit: pip install 'polysite[slurm]'") from problem
     try:
         executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=REQUEUES)
     except RuntimeError as problem:
-        raise ConfigError("--executor submitit: there is no SLURM here (no 'srun'); use a login node") from problem
+        raise ConfigError("--slurm: there is no SLURM here (no 'srun'); use a login node") from problem
     limit = {"array_parallelism": most} if most else {}
     try:
         executor.update_parameters(**{**DEFAULTS, **limit, **{k: _value(v) for k, v in given.items()}})

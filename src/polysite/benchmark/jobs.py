@@ -1,7 +1,7 @@
 """The runs of a benchmark as studies, and everything that is checked before the first one trains."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 from pathlib import Path
@@ -320,18 +320,14 @@ def settings(out: Path, bench: Bench, overrides: Mapping[str, str]) -> str:
         "folds": bench.folds, "set": dict(overrides), "budget": bench.budget,
         "federations": [{"title": f.title, **f.study} for f in bench.federations], "sweep": bench.sweep,
         "tuning": bench.tuning.plain() if bench.tuning else {},
-        "ensembles": {n: {**asdict(e), "of": list(e.of)} for n, e in bench.ensembles.items()},
     }  # fmt: skip
-    absent: dict[str, Any] = {"federations": [], "sweep": {}, "tuning": {}, "ensembles": {}}
+    absent: dict[str, Any] = {"federations": [], "sweep": {}, "tuning": {}}
     file = out / "bench.toml"
     before = {"budget": "rounds", **absent, **read_toml(file)} if file.exists() else asked  # older ones name no budget
-    several = ("methods", "ensembles")
-    odd = [key for key, value in asked.items() if key not in several and before.get(key) != value]
-    for key in several:
-        known = before[key]
-        equal = {n: (each, {**each, "weights": "equal"}) for n, each in asked[key].items()}  # as 0.1.0 wrote it
-        odd += [f"{key[:-1]} {n}" for n, same in equal.items() if n in known and known[n] not in same]
-        asked[key] = {**known, **asked[key]}
+    odd = [key for key, value in asked.items() if key != "methods" and before.get(key) != value]
+    known = before["methods"]
+    odd += [f"method {n}" for n, each in asked["methods"].items() if n in known and known[n] != each]
+    asked["methods"] = {**known, **asked["methods"]}
     if odd:
         raise RunError(f"{out} was begun with other settings ({odd[0]}); choose another --out, or remove it")
     return tomli_w.dumps({key: value for key, value in asked.items() if value or key not in absent})

@@ -1,14 +1,13 @@
 """The plan of a benchmark: runs, hours on this machine's device, and disk, before anything is trained.
 
 Steps and validated cases come from a rehearsal of every algorithm (``study/estimate.py``) with the sizes of the sites:
-those of the data, or the published ones if the data are not here. Seconds come from finished runs in the benchmark's
-folder, or else from a few real training steps and one prediction on this machine (``pace.py``).
+those of the data, or the published ones if the data are not here. Seconds come from a few real training steps and one
+prediction on this machine (``pace.py``).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil, prod
-from pathlib import Path
 from typing import Any
 
 from polysite import config, study
@@ -16,12 +15,12 @@ from polysite.algorithms.base import facts
 from polysite.benchmark.bench import Bench
 from polysite.benchmark.budget import equalise
 from polysite.benchmark.jobs import pooled_training, studies
-from polysite.benchmark.pace import Pace, measure, recorded, scan_size
+from polysite.benchmark.pace import measure, scan_size
 from polysite.config import Study
 from polysite.costs.model import total
 from polysite.data.federation import Natural
 from polysite.data.sources import Phantom
-from polysite.errors import PolysiteError
+from polysite.errors import ConfigError, PolysiteError
 from polysite.report.costs import duration
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.published import sizes
@@ -31,30 +30,27 @@ ROUNDS = 3  # rehearsed of a phase; the others are like the last of these
 PREDICTION, SCAN = 3e4, 3e6  # bytes on disk of a predicted case, and of one of the three per site kept to look at
 
 
-def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False, out: Path | None = None) -> Grid:
+def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Grid:
     """Return the table of all runs with their hours and disk.
 
     Args:
         bench: The benchmark.
         overrides: Settings that override those of all studies.
         absent: The data are not here; sizes are the published ones.
-        out: Folder of the benchmark, whose finished runs give the speeds; None to measure them.
     """
-    cells = _cells(bench.whole, overrides, absent)
+    cells = _cells(bench, overrides, absent)
     if not any(cells):
-        return _features(bench, overrides, absent)
+        raise ConfigError(f"{bench.name} trains nothing, so there is no plan: leave out --plan")
     first = next(iter(cells[0].values()))
     work = [{n: _Work.of(s) for n, s in cell.items()} for cell in cells]
-    pace = (recorded(out, list(cells[0]), first) if out else None) or measure(first, next(iter(work[0].values())).steps)
+    pace = measure(first, next(iter(work[0].values())).steps)
     places = len(bench.places)
     lines, hours, disk, runs = [], 0.0, 0.0, 0
     for title, each in cells[0].items():
         before = next((n for n, s in cells[0].items() if config.is_beginning(s, of=each)), None)
         mine = [done[title].after(done[before] if before else None) for done in work if title in done]
         count = places * len(mine)
-        speed = pace.of(title)
-        spent = places * sum(speed.seconds(m.steps, m.cases + m.tested) for m in mine) / 3600
-        spent /= pace.parallel
+        spent = places * sum(pace.seconds(m.steps, m.cases + m.tested) for m in mine) / 3600
         stored, steps = places * sum(m.stored for m in mine), places * sum(m.steps for m in mine)
         if bench.tuning and not before:
             times, trials = bench.tuning.effort, len(bench.tuning.trials(None))
@@ -71,11 +67,10 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False, out: 
     count = len(first.data.case_refs(0))
     whose = f"the published sizes of {_sites(count)}" if absent else "the data"
     note = (
-        f"{pace.how} {_sharing(pace)}; with {whose}, {cases} cases. {_axes(bench)}All together: "
+        f"{pace.how} One run after the other on this device; with {whose}, {cases} cases. All together: "
         f"{duration(3600 * hours)}. Disk: checkpoints, models, predictions and scans to look at"
-        f"{_prepared(first, cases)}. Validated and tested cases are counted; not counted: "
-        f"{'' if pace.methods else 'scores that an algorithm takes within a round, and '}predictions of personal "
-        "models for the cases of other hospitals."
+        f"{_prepared(first, cases)}. Validated and tested cases are counted; not counted: scores that an algorithm "
+        "takes within a round, and predictions of personal models for the cases of other hospitals."
     )
     return Grid("plan", f"Plan of {bench.name}", head, tuple(lines), note)
 
@@ -95,28 +90,11 @@ def _sites(count: int) -> str:
     return "its only site" if count == 1 else f"its {count} sites"
 
 
-def _sharing(pace: Pace) -> str:
-    """Return how many runs the hours are for."""
-    if pace.methods and pace.parallel >= 1.05:
-        return f"Hours of this machine with {pace.parallel:.1f} runs in parallel, as there"
-    return "One run after the other on this device"
-
-
-def _axes(bench: Bench) -> str:
-    """Return a sentence on the number of federations, seeds and folds; empty without federations."""
-    if not bench.federations:
-        return ""
-    return (
-        f"Runs: {len(bench.federations)} federations x {len(bench.places)} seeds and folds; pooled training once for "
-        "all federations of the same cases. "
-    )
-
-
 def _cells(bench: Bench, overrides: Mapping[str, str], absent: bool) -> list[dict[str, Study]]:
     """Return the studies of every federation; pooled training is listed once for federations of the same cases."""
     cells: list[dict[str, Study]] = []
     known: set[Any] = set()
-    whole = _counted(bench) if absent and bench.methods else bench
+    whole = _counted(bench) if absent else bench
     for federation in bench.dealt:
         cell = {}
         every = studies(whole, overrides, federation=federation)
@@ -154,16 +132,6 @@ def _dealable(chosen: Study) -> Study:
     except PolysiteError:
         return replace(chosen, federation=Natural())
     return chosen
-
-
-def _features(bench: Bench, overrides: Mapping[str, str], absent: bool) -> Grid:
-    """Return the plan of a benchmark that trains nothing."""
-    chosen = config.build(bench.study, overrides)
-    counts = sizes(bench.sizes) if absent else {s: len(c) for s, c in chosen.data.case_refs(chosen.seed).items()}
-    lines = [Line((name(site), number(count, "d"))) for site, count in counts.items()]
-    lines.append(Line((name("all"), number(sum(counts.values()), "d")), "total"))
-    note = "Radiomic features of every case and their clusters; nothing is trained. A scan takes a CPU about a second."
-    return Grid("plan", f"Plan of {bench.name}", ("site", "cases"), tuple(lines), note)
 
 
 @dataclass(frozen=True)

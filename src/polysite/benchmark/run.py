@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from polysite import config, ensembles
+from polysite import config
 from polysite.benchmark.bench import Bench
 from polysite.benchmark.cluster import Cluster
 from polysite.benchmark.jobs import (
@@ -24,7 +24,6 @@ from polysite.benchmark.jobs import (
 from polysite.benchmark.trials import Chosen, Trials
 from polysite.benchmark.workers import Workers
 from polysite.engines.run_folder import RunFolder, file_name
-from polysite.errors import ConfigError, PolysiteError, nearest
 from polysite.report import axes_page
 from polysite.report.axes import FederationResult, distances, regrouped
 from polysite.report.grid import Grid
@@ -33,8 +32,6 @@ from polysite.report.publish import comparison as write_comparison
 from polysite.report.runs import Method, read
 from polysite.spreadsheets import rows as csv_rows
 from polysite.storage import write_file
-
-EXECUTORS = ("processes", "submitit", "submitit-local")
 
 log = logging.getLogger("polysite")
 
@@ -54,7 +51,6 @@ def run(
     overrides: Mapping[str, str] | None = None,
     parallel: int | None = None,
     step: Step = silent,
-    executor: str = "processes",
     slurm: Mapping[str, str] = MappingProxyType({}),
 ) -> Results:
     """Run what is not finished; return the methods of every federation, and the failed runs with the reason.
@@ -65,24 +61,14 @@ def run(
         overrides: Settings that override those of all studies.
         parallel: Largest number of runs in parallel; None for as many as fit.
         step: Reports progress.
-        executor: ``processes`` of this machine; ``submitit``: a job array of SLURM; ``submitit-local``: to try that.
-        slurm: Parameters of sbatch for the job array.
+        slurm: Parameters of sbatch, for a job array of SLURM; none for processes of this machine.
     """
-    if executor not in EXECUTORS:
-        raise ConfigError(f"--executor {executor}: {nearest(executor, EXECUTORS)}")
-    if slurm and executor == "processes":
-        raise ConfigError(f"--slurm {next(iter(slurm))}=...: it goes with --executor submitit")
-    trainer: Trainer = Workers(parallel, step)
-    if executor != "processes":
-        trainer = Cluster(executor, slurm, parallel, out, step)
+    trainer: Trainer = Cluster(slurm, parallel, out, step) if slurm else Workers(parallel, step)
     text = settings(out, bench, overrides or {})
-    listed = jobs(bench.whole, out, overrides or {}, step)
+    listed = jobs(bench, out, overrides or {}, step)
     trials = Trials(bench.tuning, bench.methods, listed) if bench.tuning else None
     listed = trials.decided() if trials else listed
-    remarks = check([job for job in listed if job.method not in bench.members], "distance" in bench.compare.figures)
-    for job in listed:
-        if job.method in bench.members:
-            check([job])
+    remarks = check(listed, "distance" in bench.compare.figures)
     for remark in remarks:
         log.warning(remark)
     refuse_too_large(listed, out)
@@ -98,40 +84,8 @@ def run(
             step(f"{job.title}: finished before")
     failed = {**tuned.failed, **trainer.train([job for job in listed if job.title not in tuned.failed])}
     remarks += tuple(f"No distances of {title}: {why}." for title, why in unknown.items())
-    shown = [job for job in listed if job.method not in bench.members]
-    made = {f.title: _ensembles(bench, listed, f.title, failed, step) for f in bench.dealt}
-    cells = {f.title: [*_methods(shown, f.title, failed), *made[f.title]] for f in bench.dealt}
+    cells = {f.title: _methods(listed, f.title, failed) for f in bench.dealt}
     return Results(cells, failed, remarks)
-
-
-def _ensembles(
-    bench: Bench, listed: Sequence[Job], federation: str, failed: dict[str, str], step: Step
-) -> list[Method]:
-    """Make the ensembles of a federation whose members have finished; return them as methods.
-
-    The reasons why others failed are added to ``failed``.
-    """
-    made = []
-    for name, each in bench.ensembles.items():
-        runs = []
-        for fold, seed in bench.places:
-            members = each.members(name)
-            here = [j for j in listed if (j.fold, j.seed) == (fold, seed) and federation in j.federations]
-            found = [next((j for j in here if j.method == m), None) for m in members]
-            ready = [j.run for j in found if j is not None and j.done and j.title not in failed]
-            job = Job(name, fold, seed, here[0].study, listed[0].root, (federation,))
-            if len(ready) < len(members):
-                failed[job.title] = "a member of it failed"
-                continue
-            step(f"{job.title}: made of {len(members)} runs", 0)
-            try:
-                ensembles.made_ensemble(ready, job.run)
-                runs.append(read(job.run, name))
-            except PolysiteError as problem:
-                failed[job.title] = str(problem)
-        if len(runs) == len(bench.places):
-            made.append(Method(name, tuple(runs)))
-    return made
 
 
 def _methods(listed: Sequence[Job], federation: str, failed: Mapping[str, str]) -> list[Method]:

@@ -3,13 +3,12 @@
 import sys
 
 from polysite import own_process
-from polysite.cli import advise, audit, bench, data, deploy, ensemble, predict, results, training, tune
+from polysite.cli import advise, audit, bench, data, deploy, predict, results, training, tune
 from polysite.cli.base import app, say
 from polysite.errors import PolysiteError
 
 __all__ = [
-    "advise", "app", "audit", "bench", "data", "deploy", "ensemble", "main", "predict", "results",
-    "training", "tune",
+    "advise", "app", "audit", "bench", "data", "deploy", "main", "predict", "results", "training", "tune",
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 typer.core.HAS_RICH = False  # plain help: typer escapes brackets wherever rich is installed
 
 ORDER = (
-    "demo", "data", "assess", "cost", "tune", "advise", "train", "evaluate", "ensemble", "predict", "compare", "report",
+    "demo", "data", "assess", "cost", "tune", "advise", "train", "evaluate", "predict", "compare", "report",
     "serve-model", "bench", "radiomics", "audit", "algorithms", "deploy", "site",
 )  # fmt: skip
 

@@ -44,20 +44,12 @@ def bench(
         Path | None, Option(help="Folder to write, benchmarks/NAME by default; an existing one is continued.")
     ] = None,
     jobs: Annotated[int | None, Option(min=1, help="Runs in parallel; as many as fit by default.")] = None,
-    executor: Annotated[
-        str,
-        Option(
-            help="processes: on this machine; submitit: as a job array of SLURM; submitit-local: the same with "
-            "processes, to try it."
-        ),
-    ] = "processes",
     slurm: Annotated[
         list[str] | None,
         Option(
             "--slurm",
             metavar="KEY=VALUE",
-            help="A parameter of sbatch for --executor submitit, e.g. partition=gpu or time=600 (minutes). May be "
-            "repeated.",
+            help="Run as a job array of SLURM, with this parameter of sbatch, as in partition=gpu. May be repeated.",
         ),
     ] = None,
     override: Override = None,
@@ -88,7 +80,7 @@ def bench(
     target = out or Path("benchmarks") / (chosen.name if scale == "full" else f"{chosen.name}-{scale}")
     if lacking or plan:
         planned = chosen if lacking else chosen.on_folds(folds)
-        tables.show_grid(benchmark.plan(planned, given, absent=bool(lacking), out=target))
+        tables.show_grid(benchmark.plan(planned, given, absent=bool(lacking)))
         if lacking and not plan:
             raise ConfigError(lacking)
         if lacking:
@@ -97,8 +89,8 @@ def bench(
     if chosen.radiomics is not None:
         _radiomics(chosen, target, given, quiet)
     else:
-        where = executor, overrides_of(slurm or [], "--slurm", "partition=gpu")
-        _methods(chosen.on_folds(folds), target, given, jobs, where, quiet)
+        array = overrides_of(slurm or [], "--slurm", "partition=gpu")
+        _methods(chosen.on_folds(folds), target, given, jobs, array, quiet)
 
 
 def _methods(
@@ -106,7 +98,7 @@ def _methods(
     target: Path,
     given: dict[str, str],
     jobs: int | None,
-    where: tuple[str, dict[str, str]],
+    slurm: dict[str, str],
     quiet: bool,
 ) -> None:
     """Train and compare the methods of a benchmark."""
@@ -115,9 +107,9 @@ def _methods(
     from polysite.report.progress import counting
 
     trials = len(chosen.tuning.trials(None)) if chosen.tuning else 0
-    count = (1 + trials) * len(chosen.places) * len(chosen.dealt) * len(benchmark.variants(chosen.whole, given))
+    count = (1 + trials) * len(chosen.places) * len(chosen.dealt) * len(benchmark.variants(chosen, given))
     with counting("runs", count, quiet) as step:
-        results = benchmark.run(chosen, target, given, jobs, step, *where)
+        results = benchmark.run(chosen, target, given, jobs, step, slurm)
     for job, why in results.failed.items():
         say(f"polysite: {job} failed: {why}", file=sys.stderr)
     if any(results.cells.values()):

@@ -227,13 +227,6 @@ def radiomics(
     repeats: Annotated[
         int, Option(min=0, help="Fits with other seeds, and to bootstrap samples, to measure how clusters vary.")
     ] = 10,
-    perplexity: Annotated[float, Option(min=1, help="Perplexity of the t-SNE map.")] = 35.0,
-    examples: Annotated[
-        bool, Option("--examples", help="Draw the typical scan of every cluster, and outliers, for each hospital.")
-    ] = False,
-    example: Annotated[
-        list[str] | None, Option(metavar="CASE", help="Draw this case for its hospital. May be repeated.")
-    ] = None,
     jobs: Annotated[int | None, Option(min=1, help="Cases to process in parallel; one per core by default.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -256,8 +249,7 @@ def radiomics(
     with watching(quiet or as_json, False) as watch:
         done = extract.run(
             study, out, settings=settings, label=label, clusters=mixture if counts else None, jobs=jobs,
-            repeats=repeats, perplexity=perplexity, examples=examples, named=example or (),
-            watch=watch,
+            repeats=repeats, watch=watch,
         )  # fmt: skip
     if as_json:
         print(json.dumps({"radiomics": str(done.folder), **done.about}))

@@ -202,7 +202,6 @@ def remove(
 def export(
     config: Config = None,
     out: Annotated[Path, Option(help="The new job folder.")] = Path("job"),
-    engine: Annotated[str, Option(help="Whose job it is: flare (NVIDIA FLARE).")] = "flare",
     override: Override = None,
     site: Annotated[
         list[str] | None, Option(metavar="NAME", help="A FLARE client that takes part; once for each. All by default.")
@@ -213,8 +212,6 @@ def export(
     assess: Annotated[bool, Option("--assess/--no-assess", help="Assess the hospitals before training.")] = True,
 ) -> None:
     """Write a study as a job for a consortium that runs NVIDIA FLARE; submitted again, it goes on where it ended."""
-    if engine != "flare":
-        raise PolysiteError(f"--engine {shown(engine, 40)}: the engine that takes jobs is 'flare'")
     from polysite.deploy.flare.job import export as write
 
     names = site or []

@@ -14,13 +14,9 @@ from polysite.cli.base import Json, Quiet, app, say
 
 @app.command()
 def predict(
-    paths: Annotated[
-        list[Path],
-        Argument(
-            metavar="RUN... SCANS",
-            help="Folder of a finished run, or several, whose logits are averaged; then a manifest, a folder of scans, "
-            "or one scan. Labels are ignored.",
-        ),
+    run: Annotated[Path, Argument(metavar="RUN", help="Folder of a finished run.")],
+    scans: Annotated[
+        Path, Argument(metavar="SCANS", help="A manifest, a folder of scans, or one scan. Labels are ignored.")
     ],
     out: Annotated[Path, Option(help="New folder to write.")],
     site: Annotated[
@@ -51,19 +47,13 @@ def predict(
     Writes masks on the grid and in the format of every scan, a table of volumes and a preview sheet. The best model is
     used, or the one of a hospital. Exit code 1 if a scan could not be read.
     """
-    from polysite.errors import ConfigError
-
-    if len(paths) < 2:
-        raise ConfigError(
-            f"name a run and the scans to predict, as in 'polysite predict {paths[0]} scans/ --out masks'"
-        )
     from polysite import prediction
     from polysite.report.progress import counted
 
     shown: Any = nullcontext(lambda *_: None) if quiet or as_json else counted("scans")
     with shown as watch:
         done = prediction.predict(
-            paths[:-1], paths[-1], out, site=site, mirror=mirror, overlap=overlap, batch=batch, device=device,
+            run, scans, out, site=site, mirror=mirror, overlap=overlap, batch=batch, device=device,
             format=format, preview=preview, key=key, watch=watch,
         )  # fmt: skip
     if as_json:

@@ -8,32 +8,18 @@ from typing import Annotated
 from typer import Argument, Option
 
 from polysite.cli.base import Config, Json, Override, Quiet, app, say, study_of, watching
-from polysite.errors import PolysiteError, shown
+from polysite.errors import PolysiteError
 
 
 @app.command()
 def demo(
     out: Annotated[Path | None, Option(help="New folder to write; one below demo/ by default.")] = None,
     seed: Annotated[int, Option(help="Seed of the simulated patients and of training.")] = 0,
-    engine: Annotated[
-        str, Option(help="simulator; or flare: only the federated study, over processes of NVIDIA FLARE.")
-    ] = "simulator",
     quiet: Quiet = False,
 ) -> None:
     """Train four simulated hospitals alone, federated and pooled."""
     from polysite import demo as demonstration
 
-    if engine == "flare":
-        page = demonstration.run_over_flare(out, seed, print if not quiet else lambda what: None)
-        if not quiet:
-            from polysite.report import tables
-            from polysite.report.runs import methods, read
-
-            tables.show(methods([read(page.parent)]))
-            say(f"\nPage with figures: {page}")
-        return
-    if engine != "simulator":
-        raise PolysiteError(f"--engine {shown(engine, 40)}: the demonstration runs over 'simulator' or 'flare'")
     with watching(quiet, False) as watch:
         page = demonstration.run(out, seed, watch)
     if not quiet:
@@ -166,15 +152,8 @@ def algorithms(
     name: Annotated[str | None, Argument(help="Algorithm to explain: its equation and its keys.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the algorithms, or explain one.
-
-    Those of installed packages come last.
-    """
-    from inspect import getdoc
-
-    from polysite import plugins
+    """List the algorithms, or explain one."""
     from polysite.algorithms import describe
-    from polysite.algorithms.base import facts
 
     if name:
         from polysite import config as configuration
@@ -182,13 +161,8 @@ def algorithms(
         text = configuration.explain(name)
         print(json.dumps({"name": name, "text": text}) if as_json else text)
         return
-    known = list(describe())
-    for own in plugins.names("algorithms"):
-        kind = plugins.find("algorithms", own, "algorithm.name")
-        first = (getdoc(kind) or "").partition("\n")[0]
-        known.append((own, plugins.path_of(kind), first, facts(kind).needs))
     if as_json:
-        for name, paper, line, needs in known:
+        for name, paper, line, needs in describe():
             print(json.dumps({"name": name, "paper": paper, "summary": line, "needs": needs}))
         return
     from rich.console import Console
@@ -197,6 +171,6 @@ def algorithms(
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("name", "what it does", "paper"):
         table.add_column(column, overflow="fold")
-    for name, paper, line, _ in known:
+    for name, paper, line, _ in describe():
         table.add_row(name, line, paper)
     Console().print(table)

@@ -5,7 +5,7 @@ memory. Bytes are counted at the real size of the arrays.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -200,12 +200,6 @@ def _add(loads: dict[SiteId, Load], site: SiteId, down: int, up: int = 0) -> Non
     """Add bytes to the load of a site."""
     mine = loads.get(site, Load())
     loads[site] = replace(mine, down=mine.down + down, up=mine.up + up)
-
-
-def traffic(algorithm: Algorithm[Any], params: Tree, sites: Sequence[SiteId]) -> dict[SiteId, tuple[int, int]]:
-    """Return (bytes down, bytes up) of every site in a round after the first."""
-    *_, loads = rehearse(algorithm, params, dict.fromkeys(sites, 1), rounds=2)
-    return {i: (load.down, load.up) for i, load in loads.items()}
 
 
 def _nbytes(payload: Payload, elements: Mapping[str, int]) -> int:

@@ -402,7 +402,7 @@ COMPLETE = ("brats", "kits", "dfuc", "cc359", "prostate", "tree", "imagefolder")
 
 def _own(root: Path, format: str) -> list[Row] | None:
     """Return the cases that a layout from outside of polysite finds; None if ``format`` names none."""
-    layout = None if format in LAYOUTS or format == "auto" else plugins.find("layouts", format, "data.format")
+    layout = None if format in LAYOUTS or format == "auto" else plugins.find(format, "data.format")
     if layout is None:
         return None
     kind = getattr(layout, "__annotations__", {}).get("return", "") if callable(layout) else ""

@@ -2,43 +2,39 @@
 
 The preparation is written in MONAI's transforms, in the order and with the numbers of ``prepare``, and the weights are
 read by a line of Python, so that a bundle needs MONAI and the reader of its scans only (NiBabel or Pillow). A bundle
-with a network of polysite's own, with cleaned masks or with a choice of models also needs polysite. Without ground
-truth, a crop depends on the image alone, whereas training also keeps labelled voxels outside of it.
+with a network of polysite's own or with cleaned masks also needs polysite. Without ground truth, a crop depends on the
+image alone, whereas training also keeps labelled voxels outside of it.
 """
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from importlib.metadata import packages_distributions, version
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import torch
 
 from polysite import plugins
 from polysite.data.prepare import Prepare
 from polysite.engines.record import mean_score
-from polysite.export.routing import CLUSTERS, OUTSIDE, QUANTILE, cluster_file, limits
 from polysite.export.served_model import ServedModel, method_of
 from polysite.models import Model
-from polysite.models.densenet import DenseNet
 from polysite.models.ensemble import Ensemble
 from polysite.models.monai import Monai
-from polysite.models.sub_encoders import DenseNetSub, UNetSub
+from polysite.models.sub_encoders import UNetSub
 from polysite.models.unet import UNet
 from polysite.training import tasks
 from polysite.training.network import Network
 from polysite.training.predict import BATCH, mirror_axes
-from polysite.tree import Tree
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 SUPERVISION = "supervision."  # names of the further heads of a network with deep supervision
 WEIGHTS = "models/model.safetensors"
 VERSION = "1.0.0"  # of every bundle; a new export is a new bundle
-IMPORTS = ("import csv", "import io", "import json", "import pathlib", "import numpy as np", "import torch")
+IMPORTS = ("import json", "import pathlib", "import numpy as np", "import torch")
 TYPES = "{'F64': torch.float64, 'F32': torch.float32, 'F16': torch.float16, 'BF16': torch.bfloat16, 'I64': torch.int64}"
 SAVE_PICTURE = "Image.fromarray(mask).save(path)"
 SAVE_VOLUME = (
@@ -78,18 +74,13 @@ class Bundle(ServedModel):
 
     @property
     def labels(self) -> list[str]:
-        """Names of the labels or classes."""
+        """Names of the labels."""
         return list(self.result.labels)
 
     @property
     def task(self) -> tasks.Task:
         """The task."""
         return tasks.find(self.result.task, self.study.train.exclusive)
-
-    @property
-    def classifies(self) -> bool:
-        """Whether the task is classification."""
-        return bool(self.result.task == "classification")
 
     @property
     def dims(self) -> int:
@@ -116,7 +107,7 @@ class Bundle(ServedModel):
         """Whether the network, or a step after it, is implemented by polysite."""
         model = self.study.model
         networks = model.members if isinstance(model, Ensemble) else (model,)
-        return any(isinstance(n, UNetSub | DenseNetSub) for n in networks) or self.study.train.clean.does
+        return any(isinstance(n, UNetSub) for n in networks) or self.study.train.clean.does
 
     @property
     def owner(self) -> str:
@@ -127,16 +118,16 @@ class Bundle(ServedModel):
     def packages(self) -> dict[str, str]:
         """Versions of the required packages besides MONAI, torch and numpy."""
         reader = "pillow" if self.scans.flat else "nibabel"
-        names = [reader, *(["polysite"] if self.ours or self.clusters else [])]
+        names = [reader, *(["polysite"] if self.ours else [])]
         return {**{name: version(name) for name in names}, **_foreign_packages(self.study.model)}
 
-    def weights(self, model: Tree) -> dict[str, torch.Tensor]:
-        """Return parameters and buffers of a model by the names of the network, without heads that do not predict."""
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return parameters and buffers of the model by the names of the network, without heads that do not predict."""
         module = self.study.model.build(
             dims=self.dims, modalities=len(self.scans.modalities), outputs=len(self.channels), seed=self.study.seed
         )
         network = Network(module, replace(self.study.train, device="cpu", compile=False))
-        network.write({k: torch.as_tensor(v, device="cpu") for k, v in model.items()})
+        network.write({k: torch.as_tensor(v, device="cpu") for k, v in self.model.items()})
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         return {k: v.detach().contiguous() for k, v in tensors.items() if not k.startswith(SUPERVISION)}
 
@@ -174,7 +165,6 @@ def inference(bundle: Bundle) -> Config:
         **_weights(),
         "preprocessing": {"_target_": "Compose", "transforms": _preparation(bundle)},
         "dataset": {"_target_": "Dataset", "data": "@data", "transform": "@preprocessing"},
-        **_router(bundle),
         "inferer": _inferer(bundle),
         "predict": _predict(bundle),
         "postprocessing": {"_target_": "Compose", "transforms": _decision(bundle)},
@@ -228,19 +218,13 @@ def _network(model: Model, dims: int, modalities: int, outputs: int) -> Config:
     if isinstance(model, UNetSub):
         parts = {"widths": list(model.widths(**shape)), "filters": list(model.filters), "bias": model.bias}
         return {"network_def": {"_target_": "polysite.models.sub_networks.SubUNet", **shape, **parts}}
-    if isinstance(model, DenseNetSub):
-        first, *growth = model.widths(**shape)
-        sizes = {"first": first, "growth": growth, "blocks": list(model.blocks)}
-        return {"network_def": {"_target_": "polysite.models.sub_networks.SubDenseNet", **shape, **sizes}}
     if isinstance(model, Monai):
         sizes = {k: list(v) if isinstance(v, tuple) else v for k, v in model.shape(**shape).items()}  # as JSON has it
         return {"network_def": {"_target_": f"monai.networks.nets.{model.network}", **sizes}}
     if plugins.is_foreign(model):
         return {"network_def": _foreign(model, shape)}
     shape = {"spatial_dims": dims, "in_channels": modalities, "out_channels": outputs}
-    if isinstance(model, DenseNet):
-        sizes = {"init_features": model.features, "growth_rate": model.growth, "block_config": list(model.blocks)}
-        return {"network_def": {"_target_": "monai.networks.nets.densenet.DenseNet", **shape, **sizes}}
+    assert isinstance(model, UNet)  # no classifier has a bundle
     return _unet(model, shape)
 
 
@@ -357,8 +341,6 @@ def _step(kind: str, key: str = "image", **options: Any) -> Config:
 
 def _inferer(bundle: Bundle) -> Config:
     train = bundle.study.train
-    if bundle.classifies:
-        return {"_target_": "SimpleInferer"}
     kind: Config = {"_target_": "SlidingWindowInferer"}
     if bundle.cut:
         kind = {"_target_": "SliceInferer", "spatial_dim": 0}
@@ -366,21 +348,10 @@ def _inferer(bundle: Bundle) -> Config:
     return {**kind, "roi_size": window, "sw_batch_size": BATCH, "overlap": train.overlap, "mode": "gaussian"}
 
 
-def _router(bundle: Bundle) -> Config:
-    """Return the entry that chooses the network of a scan, where there are several."""
-    if bundle.clusters is None:
-        return {}
-    options: Config = {"cases": bundle.clusters.cases, "bin_width": bundle.clusters.bin_width}
-    options |= {"normalise": bundle.study.prepare.normalise, "modalities": list(bundle.scans.modalities)}
-    place = "$@bundle_root + '/models'"
-    return {"router": {"_target_": "polysite.export.routing.Router", "folder": place, "network": "@network", **options}}
-
-
 def _predict(bundle: Bundle) -> str:
     """Return the function from image to logits; on a GPU in bfloat16, if the run used it."""
-    network = "@router(image)" if bundle.clusters else "@network"
     windows = f"@inferer(image.as_tensor()[None].to(@device), {_logits(bundle)})[0].cpu()"
-    alone = f"lambda image: (lambda network: {windows})({network})"
+    alone = f"lambda image: {windows}"
     if bundle.study.train.autocast:
         alone = f"torch.autocast(@device.type, torch.bfloat16, enabled=@device.type == 'cuda')({alone})"
     return f"$torch.no_grad()({alone})"
@@ -389,16 +360,13 @@ def _predict(bundle: Bundle) -> str:
 def _logits(bundle: Bundle) -> str:
     """Return the function from a batch of windows to logits: their mean over all mirror images, if the run used it."""
     if not bundle.study.train.mirror:
-        return "lambda x: network(x).float()"
+        return "lambda x: @network(x).float()"
     flips = mirror_axes(bundle.dims)
-    back = "" if bundle.classifies else ".flip(axes)"
-    return f"lambda x: sum(network(x.flip(axes)).float(){back} for axes in {flips}) / {len(flips)}"
+    return f"lambda x: sum(@network(x.flip(axes)).float().flip(axes) for axes in {flips}) / {len(flips)}"
 
 
 def _decision(bundle: Bundle) -> list[Config]:
-    """Return the steps from logits to masks on the grid of the scan (nearest neighbour), or to class probabilities."""
-    if bundle.classifies:
-        return [_step("Activations", "pred", softmax=True)]
+    """Return the steps from logits to masks on the grid of the scan (nearest neighbour)."""
     exclusive = isinstance(bundle.task, tasks.Exclusive)
     decide = "$lambda x: x.argmax(0, keepdim=True).float()" if exclusive else "$lambda x: (x > 0).float()"
     back = _step("Invert", "pred", orig_keys="image", transform="@preprocessing", post_func="$lambda x: x.byte()")
@@ -425,26 +393,11 @@ def file_names(labels: Sequence[str]) -> list[str]:
 
 
 def _writing(bundle: Bundle) -> Config:
-    """Return the entries that write a table of probabilities, or masks with the affine of the scan.
+    """Return the entries that write masks with the affine of the scan.
 
     MONAI 1.6's SaveImage takes the affine of a volume with one channel for that of a 2D image, and fails on sagittal
     scans.
     """
-    if bundle.classifies:
-        # a name that a spreadsheet would compute gets an apostrophe; chr(64) is the sign that begins a reference here
-        name = "(lambda n: chr(39) * (n[:1] in ('=', '+', '-', chr(64))) + n)(@case_of(done['image'].meta))"
-        rows = f"([{name}, *done['pred'].tolist()] for done in map(@evaluator, @dataset))"
-        file = "pathlib.Path(@output_dir, 'probabilities.csv')"
-        return {
-            "classes": bundle.labels,
-            "table": "$io.StringIO()",
-            "run": [
-                f"$csv.writer(@table).writerows([['case', *@classes], *{rows}])",
-                "$pathlib.Path(@output_dir).mkdir(parents=True, exist_ok=True)",
-                f"${file}.write_text(@table.getvalue(), encoding='utf-8', newline='')",
-                *_routes(bundle),
-            ],
-        }
     end, save = (".png", SAVE_PICTURE) if bundle.scans.flat else (".nii.gz", SAVE_VOLUME)
     each = "@save(mask, done['image'].meta['filename_or_obj'], @place(@case_of(done['image'].meta), name))"
     return {
@@ -453,26 +406,20 @@ def _writing(bundle: Bundle) -> Config:
         "save": f"$lambda mask, scan, path: (path.parent.mkdir(parents=True, exist_ok=True), {save}, print(path))",
         "run": [
             f"$[[{each} for name, mask in zip(@masks, done['pred'].numpy())] for done in map(@evaluator, @dataset)]",
-            *_routes(bundle),
         ],
     }
 
 
-def _routes(bundle: Bundle) -> list[str]:
-    return ["$@router.write(@output_dir, @case_of)"] if bundle.clusters else []
-
-
-def metadata(bundle: Bundle, files: Mapping[str, bytes]) -> Config:
-    """Return the metadata of a bundle with these files of weights."""
+def metadata(bundle: Bundle, weights: bytes) -> Config:
+    """Return the metadata of a bundle with this file of weights."""
     train, scans = bundle.study.train, bundle.scans
-    shape = ["*"] * bundle.dims if bundle.classifies else list(train.window or train.patch)
+    shape = list(train.window or train.patch)
     known = bundle.study.prepare.clip if bundle.study.prepare.normalise == "none" else ()
-    tensor: Config = {"spatial_shape": shape, "dtype": "float32", "is_patch_data": not bundle.classifies}
+    tensor: Config = {"spatial_shape": shape, "dtype": "float32", "is_patch_data": True}
     names = ", ".join(scans.modalities)
     image = _tensor("image", "magnitude", scans.modalities, modality=names, **tensor, value_range=list(known))
-    made = "probabilities" if bundle.classifies else "image"
     kind = "labels" if isinstance(bundle.task, tasks.Exclusive) else "classes"
-    pred = _tensor(made, kind, bundle.channels, **tensor, value_range=[])
+    pred = _tensor("image", kind, bundle.channels, **tensor, value_range=[])
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -482,7 +429,7 @@ def metadata(bundle: Bundle, files: Mapping[str, bytes]) -> Config:
         "numpy_version": version("numpy"),
         "required_packages_version": bundle.packages,
         "name": f"polysite {method_of(bundle.study)}",
-        "task": f"{bundle.result.task.capitalize()}: {', '.join(bundle.labels)}",
+        "task": f"Segmentation: {', '.join(bundle.labels)}",
         "description": _about(bundle),
         "authors": f"Trained with polysite {version('polysite')} by {bundle.owner}",
         "copyright": f"Belongs to {bundle.owner}",
@@ -490,8 +437,7 @@ def metadata(bundle: Bundle, files: Mapping[str, bytes]) -> Config:
         "eval_metrics": {
             f"{split}_{name}": value for split in ("validation", "test") for name, value in bundle.scores(split).items()
         },
-        "weights": {"file": WEIGHTS, "sha256": hashlib.sha256(files[WEIGHTS]).hexdigest()},
-        **_routing(bundle, files),
+        "weights": {"file": WEIGHTS, "sha256": hashlib.sha256(weights).hexdigest()},
         "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": pred}},
     }
 
@@ -502,27 +448,9 @@ def _tensor(kind: str, format: str, channels: Sequence[str], **more: Any) -> Con
     return {"type": kind, "format": format, "num_channels": len(channels), **more, "channel_def": named}
 
 
-def _routing(bundle: Bundle, files: Mapping[str, bytes]) -> Config:
-    """Return the part of the metadata about clusters of cases."""
-    if bundle.clusters is None:
-        return {}
-    mixture, digests = bundle.clusters.mixture, {n: hashlib.sha256(content).hexdigest() for n, content in files.items()}
-    wide = [float(x) if np.isfinite(x) else None for x in limits(mixture, bundle.clusters.cases)]
-    about = {
-        "clusters": len(mixture.weights),
-        "dimensions": mixture.means.shape[1],
-        "fitted_cases": bundle.clusters.cases,
-        "far": f"more than {OUTSIDE:.0%} of the features outside the 2nd to 98th percentile of the fitted cases, or a "
-        f"squared Mahalanobis distance above the {QUANTILE:.1%} quantile of new cases of the nearest cluster",
-        "far_above": wide,
-        "sha256": {name: digest for name, digest in digests.items() if name != WEIGHTS},
-    }
-    return {"routing": about}
-
-
 def _about(bundle: Bundle) -> str:
     whose = {
-        "all": "The models that all hospitals share" if bundle.clusters else "The model that all hospitals share",
+        "all": "The model that all hospitals share",
         "own": f"The model of the hospital {bundle.site!r}",
         "others": f"The model that the hospital {bundle.site!r} uses, which did not train",
     }[bundle.whose]
@@ -558,47 +486,22 @@ The bundle was written with these versions; newer ones should work.
 **Input.** {_wanted(bundle)}
 
 **Output.** {_given(bundle)}
-{_routed(bundle)}
+
 `configs/inference.json` prepares and predicts scans exactly as polysite does. The weights are in `{WEIGHTS}`; their
 SHA-256 is in `configs/metadata.json`.
 """
 
 
-def _routed(bundle: Bundle) -> str:
-    """Return the section of the README about clusters of cases, if models are chosen by them."""
-    if bundle.clusters is None:
-        return ""
-    count, dims = bundle.clusters.mixture.means.shape
-    wide = limits(bundle.clusters.mixture, bundle.clusters.cases)
-    beyond = (
-        f", or if its squared Mahalanobis distance to the nearest cluster exceeds the {QUANTILE:.1%} quantile of new "
-        f"cases of that cluster ({min(wide):.1f} to {max(wide):.1f} here)"
-    ) * bool(np.isfinite(wide).all())
-    far = (
-        f"A scan is far if more than {OUTSIDE:.0%} of its features lie outside the range from the 2nd to the 98th "
-        f"percentile of the cases that the clusters were fitted to{beyond}."
-    )
-    return f"""
-**Models.** There are {count}, one per cluster of scans that look alike, and a global one. The radiomic features of a
-prepared scan are scaled and projected on {dims} principal components, and a Gaussian mixture says which cluster it
-belongs to (`models/{CLUSTERS}`); the scan gets the model of its cluster (`models/{cluster_file(0)}`, ...). A scan that
-is far from all clusters gets the global model, `{WEIGHTS}`. {far} `PREDICTIONS/routes.csv`
-names cluster, model and distance (above 1: far) of every scan. The run itself has no such rule: there, a far scan gets
-the model of its most probable cluster.
-"""
-
-
 def _scores(bundle: Bundle) -> str:
     """Return the table of scores."""
-    measure = "Accuracy" if bundle.classifies else "Dice"
     scores = {split: found for split in ("validation", "test") if (found := bundle.scores(split))}
     if not scores:
         return "It was not evaluated on cases of this hospital.\n"
-    columns = list(next(iter(scores.values())))[: 1 if bundle.classifies else None]
+    columns = list(next(iter(scores.values())))
     whose = f"the cases of {bundle.site!r}" if bundle.site else "the cases of all hospitals"
     rows = [f"| {split} | {' | '.join(f'{found[k]:.3f}' for k in columns)} |" for split, found in scores.items()]
     head = [f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
-    return "\n".join([f"{measure} on {whose}:", "", *head, *rows, ""])
+    return "\n".join([f"Dice on {whose}:", "", *head, *rows, ""])
 
 
 def _wanted(bundle: Bundle) -> str:
@@ -630,8 +533,6 @@ def _cleaned(bundle: Bundle) -> str:
 def _given(bundle: Bundle) -> str:
     """Return the section of the README that describes the output files."""
     end = ".png" if bundle.scans.flat else ".nii.gz"
-    if bundle.classifies:
-        return f"`PREDICTIONS/probabilities.csv`: a row per case, a column for each of {', '.join(bundle.labels)}."
     if isinstance(bundle.task, tasks.Exclusive):
         values = ", ".join(f"{k} {label}" for k, label in enumerate(bundle.labels, start=1))
         return f"`PREDICTIONS/CASE/CASE_labels{end}` on the grid of the scan: 0 background, {values}.{_cleaned(bundle)}"

@@ -6,7 +6,6 @@
         configs/inference.json     reads scans, prepares them as polysite does, predicts, writes the predictions
         configs/metadata.json      inputs and outputs, required packages, the digest of the weights
         models/model.safetensors   the parameters, by the names of the network
-        models/clusters.safetensors, models/cluster_K.safetensors   where models are chosen by the scan: routing.py
         docs/README.md             description and instructions
 """
 
@@ -15,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import safetensors.numpy
 import safetensors.torch
 
 from polysite.config import Study
@@ -24,7 +22,6 @@ from polysite.data.files import Files
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, RunError
 from polysite.export.bundle import WEIGHTS, Bundle, Config, Scans, inference, metadata, readme
-from polysite.export.routing import CLUSTERS, cluster_file
 from polysite.export.served_model import hidden_modalities, open_finished, served_model
 from polysite.payload import SiteId
 from polysite.storage import draft_folder, vacant
@@ -42,29 +39,20 @@ def serve_model(run: Path | str, site: SiteId | None = None, out: Path | str | N
     own = folder.path / "bundles" / (file_name(site) if site else "shared")
     target = vacant(Path(out) if out else own, "bundle")
     bundle = _find(folder, site)
-    models = _models(bundle)
+    weights = safetensors.torch.save(bundle.weights(), {"format": "pt"})
     files = {
+        WEIGHTS: weights,
         "configs/inference.json": _json(inference(bundle)),
-        "configs/metadata.json": _json(metadata(bundle, models)),
+        "configs/metadata.json": _json(metadata(bundle, weights)),
         "docs/README.md": readme(bundle, target.name).encode(),
     }
     with draft_folder(target, "bundle", private=False) as draft:
-        for name, content in {**models, **files}.items():
+        for name, content in files.items():
             (draft / name).parent.mkdir(exist_ok=True)
             (draft / name).write_bytes(content)
         if target.exists():
             raise RunError(f"{target} was written meanwhile by another process; it is left as it is")
     return target
-
-
-def _models(bundle: Bundle) -> dict[str, bytes]:
-    """Return the files of the parameters, and of the clusters by which one is chosen."""
-    known, place = bundle.clusters, Path(WEIGHTS).parent
-    models = {WEIGHTS: bundle.model}
-    if known is not None:
-        models |= {str(place / cluster_file(k)): model for k, model in enumerate(known.models)}
-    files = {name: safetensors.torch.save(bundle.weights(m), {"format": "pt"}) for name, m in models.items()}
-    return files | ({str(place / CLUSTERS): safetensors.numpy.save(known.mixture.arrays())} if known else {})
 
 
 def _json(value: Config) -> bytes:
@@ -74,6 +62,16 @@ def _json(value: Config) -> bytes:
 def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
     """Return the model of a hospital, or the shared one, with its description."""
     found = served_model(folder, site)
+    if found.result.task == "classification":
+        raise RunError(
+            f"{folder.path} classifies images, and a bundle segments them: 'polysite predict {folder.path} IMAGES "
+            "--out FOLDER' writes their classes"
+        )
+    if found.clusters is not None:
+        raise RunError(
+            f"{folder.path} has a model for every cluster of patients, and a bundle has one: predict its scans with "
+            f"'polysite predict {folder.path} SCANS --out MASKS', which chooses"
+        )
     for name in (*found.result.modalities, *found.result.labels):
         if name.startswith(("$", "%")) or "@" in name:
             raise ConfigError(

@@ -3,7 +3,7 @@
     z(x) = sum_m a_m z_m(x),    a_m = 1 / M
 
 The weights a_m are part of the parameters: in ensembles that polysite 0.1.0 made, hospitals may have others. An
-ensemble is not trained: ``polysite ensemble`` makes it of finished runs. Logits are averaged rather than probabilities,
+ensemble is not trained: ``polysite train --trainings`` makes it of runs. Logits are averaged rather than probabilities,
 as those of mirror images and of overlapping windows are: masks and exported models start from logits with or without an
 ensemble.
 """
@@ -26,7 +26,7 @@ WEIGHTS = "weights"  # name of the weights among the parameters
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Several networks whose logits are averaged; ``polysite ensemble`` makes it of finished runs.
+    """Several networks whose logits are averaged; ``polysite train --trainings`` makes it of runs.
 
     Args:
         members: The networks, each a section with the name and the keys of a model.

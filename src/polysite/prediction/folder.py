@@ -10,7 +10,7 @@
         probabilities.csv          instead of both, in a classification: the probability of every class
         routes.csv                 the cluster and the model of every case, where a run has models for clusters
         preview.png                slices with the outlines of the predicted labels
-        predictions.json           which runs, how they predicted, and which scans could not be predicted
+        predictions.json           which run, how it predicted, and which scans could not be predicted
 
 A file appears when its case is done, and the tables when all are. Everything is private to its owner. No path of a scan
 is written, and a DICOM scan that is called after its patient has a pseudonym.
@@ -44,7 +44,7 @@ class PredictionFolder:
 
     Args:
         path: The new folder.
-        predictor: The models.
+        predictor: The model.
         format: Format of the masks; ``auto`` for that of the scans.
         shown: Names of the cases that the preview shows.
     """
@@ -68,10 +68,8 @@ class PredictionFolder:
             boxed: The case is a box of the scan.
         """
         labels = self.predictor.labels
-        for number, route in enumerate(found.routes):
-            if route is not None:
-                run = {"run": self.predictor.members[number].run} if len(found.routes) > 1 else {}
-                self.routes.append(route.row(case.name, **run))
+        if found.route is not None:
+            self.routes.append(found.route.row(case.name))
         if found.masks is None:
             assert found.probabilities is not None
             shares = dict(zip(labels, (f"{p:.6g}" for p in found.probabilities), strict=True))
@@ -119,7 +117,7 @@ class PredictionFolder:
             labels = () if predictor.classifies else predictor.labels
             write_sheet(self.path / "preview.png", title, self._pictures, predictor.modalities, labels)
         about: Mapping[str, Any] = {
-            "runs": [member.run for member in predictor.members],
+            "runs": [predictor.served.run],
             "site": predictor.options.site,
             "labels": predictor.labels,
             "modalities": predictor.modalities,

@@ -1,7 +1,7 @@
 """Predict all scans of a folder, a manifest or a file. The next scan is read while the network sees the one before."""
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ class Predicted:
 
 
 def predict(
-    runs: Sequence[Path | str] | Path | str,
+    run: Path | str,
     scans: Path | str,
     out: Path | str,
     *,
@@ -54,7 +54,7 @@ def predict(
     A scan that cannot be read is left out, and ``failed`` of the result says why; if none can be, an error is raised.
 
     Args:
-        runs: The folder of a finished run; several (folds, methods) are an ensemble whose logits are averaged.
+        run: The folder of a finished run.
         scans: A manifest, a folder of scans in any format that polysite reads, or one scan. Labels are ignored.
         out: The new folder.
         site: The hospital whose model is used; not needed if all hospitals use the same.
@@ -68,8 +68,7 @@ def predict(
         watch: Called with the number of scans that are done, a fraction included, that of all, and the current one.
     """
     target = vacant(Path(out), "predictions")
-    many = [runs] if isinstance(runs, str | Path) else list(runs)
-    predictor = Predictor(many, Options(site, mirror, overlap, batch, device))
+    predictor = Predictor(run, Options(site, mirror, overlap, batch, device))
     found = find(Path(scans), predictor.modalities, predictor.zero, predictor.missing)
     for row in found.rows if not predictor.classifies else ():
         mask_files.format_for(found.source(row), format, predictor.dims)

@@ -1,8 +1,7 @@
-"""The predictor: from a prepared scan to masks, by the model of one finished run, or of several as an ensemble.
+"""The predictor: from a prepared scan to masks, by the model of a finished run.
 
-Scans are prepared as in training. Windows are those of validation, except where ``Options`` changes them. The logits of
-several runs are averaged with equal weights, window by window. A run with clusters of patients (CFFT) chooses the model
-of every scan by its radiomic features, as ``export.routing`` describes.
+Scans are prepared as in training. Windows are those of validation, except where ``Options`` changes them. A run with
+clusters of patients (CFFT) chooses the model of every scan by its radiomic features, as ``routing`` describes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +18,9 @@ from polysite.data.case import Case
 from polysite.data.placement import Placement
 from polysite.data.prepare import Prepare
 from polysite.errors import ConfigError
-from polysite.export.routing import GLOBAL, Route, route
 from polysite.export.served_model import ServedModel, hidden_modalities, open_finished, served_model
 from polysite.payload import SiteId
+from polysite.prediction.routing import GLOBAL, Route, route
 from polysite.training import tasks
 from polysite.training.cleaning import cleaned
 from polysite.training.network import Network
@@ -64,35 +63,31 @@ class Prediction:
 
     masks: np.ndarray | None = None  # (label, *space) of the scan; None in a classification
     probabilities: np.ndarray | None = None  # of every class, in a classification
-    routes: tuple[Route | None, ...] = ()  # of every run; None for a run with one model
+    route: Route | None = None  # to the model of a cluster; None for a run with one model
 
 
 class Predictor:
-    """The models of finished runs, ready to predict.
+    """The model of a finished run, ready to predict.
 
     Args:
-        runs: Folders of finished runs; several are an ensemble.
+        run: Folder of the finished run.
         options: How to predict.
     """
 
-    def __init__(self, runs: Sequence[Path | str], options: Options = Options()):
-        if not runs:
-            raise ConfigError("no run is given; name the folder of a finished run")
+    def __init__(self, run: Path | str, options: Options = Options()):
         self.options = options
-        self.members = [_member(run, options.site) for run in runs]
-        for run, member in zip(runs[1:], self.members[1:], strict=True):
-            _check_alike(runs[0], self.members[0], run, member)
-        first = self.members[0]
-        self.study, self.labels, self.modalities = first.study, first.result.labels, first.result.modalities
-        self.task = tasks.find(first.result.task, self.study.train.exclusive)
+        self.served = _served(run, options.site)
+        result = self.served.result
+        self.study, self.labels, self.modalities = self.served.study, result.labels, result.modalities
+        self.task = tasks.find(result.task, self.study.train.exclusive)
         self.zero = hidden_modalities(self.study, options.site)
         self.missing = "missing" in getattr(self.study.data, "allow", ())
         train = self.study.train
         self.window = tuple(train.window or train.patch)
         self.overlap = train.overlap if options.overlap is None else options.overlap
         self.mirror = train.mirror if options.mirror is None else options.mirror
-        self.networks = [self._network(member) for member in self.members]
-        self.device = self.networks[0].device
+        self.network = self._network()
+        self.device = self.network.device
         self._bytes = self._pass_bytes()
         self.batch = options.batch or self._batch()
 
@@ -129,11 +124,11 @@ class Predictor:
             place: Its place in the scan.
             step: Called with the share of the windows that are done.
         """
-        routes = tuple(self._choose(k, case) for k in range(len(self.members)))
+        route = self._choose(case)
         if self.classifies:
-            return Prediction(probabilities=self._classify(case.image, step), routes=routes)
+            return Prediction(probabilities=self._classify(case.image, step), route=route)
         masks = np.stack(list(self._masks(case, step)), 1) if self.study.slices.axis else next(self._masks(case, step))
-        return Prediction(masks=place.restore(masks), routes=routes)
+        return Prediction(masks=place.restore(masks), route=route)
 
     def count(self, case: Case) -> int:
         """Return the number of windows of a prepared scan, without their mirror images."""
@@ -172,33 +167,33 @@ class Predictor:
         return np.asarray(torch.softmax(logits, 0).cpu())
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the mean logits of all runs for a batch of windows."""
-        found = [(mirrored(n.infer) if self.mirror else n.infer)(x) for n in self.networks]
-        return found[0] if len(found) == 1 else torch.stack(found).mean(0)
+        """Return the logits for a batch of windows."""
+        infer = self.network.infer
+        return (mirrored(infer) if self.mirror else infer)(x)
 
-    def _network(self, member: ServedModel) -> Network:
-        """Return the network of a run with its parameters, on the device, in evaluation mode."""
-        module = member.study.model.build(
+    def _network(self) -> Network:
+        """Return the network of the run with its parameters, on the device, in evaluation mode."""
+        module = self.study.model.build(
             dims=len(self.window),
             modalities=len(self.modalities),
             outputs=self.task.outputs(self.labels),
-            seed=member.study.seed,
+            seed=self.study.seed,
         )
-        network = Network(module, replace(member.study.train, device=self.options.device, compile=False))
-        network.write(_lifted(member.model, network))
+        network = Network(module, replace(self.study.train, device=self.options.device, compile=False))
+        network.write(_lifted(self.served.model, network))
         network.module.eval()
         return network
 
-    def _choose(self, number: int, case: Case) -> Route | None:
-        """Give the network of a run the model of a scan's cluster; return the route, None for a run with one model."""
-        clusters, network = self.members[number].clusters, self.networks[number]
+    def _choose(self, case: Case) -> Route | None:
+        """Give the network the model of a scan's cluster; return the route, None for a run with one model."""
+        clusters = self.served.clusters
         if clusters is None:
             return None
         mask = self.prepare.brain(case.image, self.modalities)
         vector = radiomics_of(case.image, mask, case.spacing, clusters.bin_width)
         found = route(clusters.mixture, clusters.cases, vector)
         chosen = clusters.start if found.model == GLOBAL else clusters.models[found.model]
-        network.write(_lifted(chosen, network))
+        self.network.write(_lifted(chosen, self.network))
         return found
 
     def _home(self, size: Sequence[int]) -> torch.device:
@@ -217,55 +212,36 @@ class Predictor:
         return int(max(1, min(usual, SHARE * free // max(1, self._bytes))))
 
     def _pass_bytes(self) -> int:
-        """Return an upper bound of the bytes that one window takes: the outputs of all layers, of the largest network.
+        """Return an upper bound of the bytes that one window takes: the outputs of all layers.
 
         They are those of a small window, scaled to the number of voxels. A forward pass frees most of them on its way.
         """
         side = tuple(min(n, 2 * self.study.model.divisor) for n in self.window)
-        counts = [0] * len(self.networks)
+        count = 0
 
         def note(layer: torch.nn.Module, _: Any, made: Any) -> None:
+            nonlocal count
             if isinstance(made, torch.Tensor) and next(layer.parameters(recurse=False), None) is not None:
-                counts[k] += made.numel()
+                count += made.numel()
 
-        for k, network in enumerate(self.networks):
-            hook = register_module_forward_hook(note)
-            try:
-                with torch.inference_mode():
-                    network.module(torch.zeros((1, len(self.modalities), *side), device=network.device))
-            except (RuntimeError, ValueError):  # a network that wants another size: nothing is known
-                counts[k] = 0
-            finally:
-                hook.remove()
-        return int(FLOAT * max(counts) * np.prod(self.window) / np.prod(side))
+        hook = register_module_forward_hook(note)
+        try:
+            with torch.inference_mode():
+                self.network.module(torch.zeros((1, len(self.modalities), *side), device=self.device))
+        except (RuntimeError, ValueError):  # a network that wants another size: nothing is known
+            count = 0
+        finally:
+            hook.remove()
+        return int(FLOAT * count * np.prod(self.window) / np.prod(side))
 
 
 def _lifted(model: Any, network: Network) -> dict[str, torch.Tensor]:
     return {k: torch.as_tensor(v, device=network.device) for k, v in model.items()}
 
 
-def _member(run: Path | str, site: SiteId | None) -> ServedModel:
+def _served(run: Path | str, site: SiteId | None) -> ServedModel:
     """Return the model of a run. Of runs whose hospitals share a model, the site need not be one of theirs."""
     folder = open_finished(run)
     shared = (folder.path / "models" / "best.safetensors").exists()
     known = site is None or site in folder.result.validation
     return served_model(folder, site if known or not shared else None)
-
-
-def _check_alike(one: Path | str, first: ServedModel, two: Path | str, other: ServedModel) -> None:
-    """Refuse runs whose models do not see the same, or do not predict the same."""
-    a, b = first.study, other.study
-    compared: list[tuple[str, Any, Any]] = [
-        ("task", first.result.task, other.result.task),
-        ("labels", first.result.labels, other.result.labels),
-        ("modalities", first.result.modalities, other.result.modalities),
-        ("preparation", a.prepare, b.prepare),
-        ("slices", a.slices, b.slices),
-        ("train.exclusive", a.train.exclusive, b.train.exclusive),
-        ("train.patch", a.train.patch, b.train.patch),
-        ("train.window", a.train.window, b.train.window),
-        ("train.clean", a.train.clean, b.train.clean),
-    ]
-    odd = next((what for what, here, there in compared if here != there), None)
-    if odd is not None:
-        raise ConfigError(f"{two} differs from {one} in its {odd}; runs that predict together need equal ones")

@@ -1,11 +1,6 @@
-"""Example scans of clusters and of outliers, for the hospital that they belong to.
+"""Example scans of clusters (Manthe et al. 2023, Figures 5, 6 and 8)."""
 
-Clusters are found across hospitals, but a scan is shown only to its own hospital. Every hospital gets the most typical
-of its own cases in each cluster, those that it asks for by name, and its outliers (Manthe et al. 2023, Figures 5, 6 and
-8).
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,23 +9,6 @@ from polysite.report.example_cases import Scan
 from polysite.report.figure_files import Drawing, draw
 
 SHOWN = (0.35, 0.5, 0.65)  # slices, as shares of those with something in them
-
-
-def typical(
-    sites: Sequence[str], clusters: Sequence[str], cases: Sequence[str], distances: np.ndarray
-) -> Mapping[tuple[str, str], str]:
-    """Return for every hospital and cluster the case that is nearest to the middle of the cluster.
-
-    Args:
-        sites: Hospital of every case.
-        clusters: Cluster of every case.
-        cases: Names of the cases.
-        distances: Distance of every case from the middle of its cluster.
-    """
-    found: dict[tuple[str, str], str] = {}
-    for k in np.argsort(distances, kind="stable"):
-        found.setdefault((sites[k], clusters[k]), cases[k])
-    return dict(sorted(found.items()))
 
 
 def draw_scan(scan: Scan, modalities: Sequence[str]) -> Drawing:

@@ -60,13 +60,13 @@ class Shown:
         return {c: n for c, n in own.most_common() if n >= least}
 
 
-def tsne(vectors: Values, seed: int = 0, perplexity: float = PERPLEXITY) -> Values | None:
+def tsne(vectors: Values, seed: int = 0) -> Values | None:
     """Return t-SNE coordinates in the plane; None for fewer than five vectors. Few vectors lower the perplexity."""
     from sklearn.manifold import TSNE
 
     if len(vectors) < 5:
         return None
-    perplexity = min(perplexity, (len(vectors) - 1) / 3)
+    perplexity = min(PERPLEXITY, (len(vectors) - 1) / 3)
     start = vectors[:, :2] if vectors.shape[1] > 1 else np.hstack([vectors, np.zeros_like(vectors)])
     start = start / (start[:, 0].std() or 1.0) * 1e-4  # principal components, scaled as scikit-learn does
     points: Values = TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(vectors)
@@ -212,14 +212,14 @@ def fit(fitted: Mapping[str, Any]) -> Grid:
     return Grid("cluster_fit", "Federated and pooled", ("", "value"), tuple(Line((name(n), c)) for n, c in lines), note)
 
 
-def sections(shown: Shown, seed: int = 0, perplexity: float = PERPLEXITY) -> Iterator[Section]:
+def sections(shown: Shown, seed: int = 0) -> Iterator[Section]:
     """Yield the sections of a page about clusters."""
     explained = (
         "A dot is a case. Scans of neighbouring cases have similar grey values and textures. The colour is the "
         "hospital on the left, the cluster on the right."
     )
     pictures = [Picture("Principal components", maps(shown.points, shown, ("first", "second")), explained)]
-    near = tsne(shown.points, seed, perplexity)
+    near = tsne(shown.points, seed)
     if near is not None:
         caption = (
             "The same cases by t-SNE, which keeps neighbours together; distances between groups have no meaning. It "
@@ -236,7 +236,7 @@ def sections(shown: Shown, seed: int = 0, perplexity: float = PERPLEXITY) -> Ite
 
 def page(shown: Shown, about: Mapping[str, Any]) -> Page:
     """Return the page of ``polysite radiomics``, which names no case; ``about`` is ``radiomics.json``."""
-    parts = [*sections(shown, about["seed"], about["perplexity"])]
+    parts = [*sections(shown, about["seed"])]
     parts.append(Section("fit", "Federated and pooled", (fit(about["clusters"]),)))
     parts.append(Section("far", "Outliers", (_outlying(about),)))
     made = {k: about[k] for k in ("region", "settings", "prepare", "seed")} | {"mixture": about["clusters"]["settings"]}

@@ -90,7 +90,7 @@ def refuse_ensemble(study: Study) -> None:
     """Refuse to train an ensemble."""
     if isinstance(study.model, Ensemble):
         raise ConfigError(
-            "an ensemble is not trained: train its members, then 'polysite ensemble RUN RUN --out FOLDER'"
+            "an ensemble is not trained: train its members with 'polysite train STUDY --trainings 3 --out FOLDER'"
         )
 
 

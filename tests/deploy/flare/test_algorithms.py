@@ -4,9 +4,9 @@ import pytest
 
 from consortium import NAMES, wanted
 from flare_jobs import several, workspace
+from flare_simulation import simulate
 from polysite import config
 from polysite.algorithms import ALGORITHMS
-from polysite.deploy.flare.rehearsal import simulate
 from polysite.deploy.site import ledger
 from polysite.engines.run_folder import RunFolder
 from polysite.study import Run

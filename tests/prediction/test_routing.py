@@ -1,38 +1,32 @@
-"""A bundle that chooses a model by the scan: routed as in the run, with the same predictions; far scans are global."""
+"""The model of a scan chosen by its features: routed as in the run, with the same predictions; far scans are global."""
 
 import csv
-import json
 from dataclasses import replace
 
 import nibabel
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 
 import polysite as ps
-from export.test_serve import opened
 from polysite.cluster.federated_mixture import mixture_of
 from polysite.cluster.mixture import Settings
 from polysite.cluster.pooled_mixture import pooled
 from polysite.data import layouts, manifest
 from polysite.data.phantom import draw, write
-from polysite.export.routing import GLOBAL, QUANTILE, distances, limits, outside, route
+from polysite.data.unlabelled import find
+from polysite.errors import RunError
 from polysite.export.serve import serve_model
+from polysite.prediction.predictor import Options, Predictor
+from polysite.prediction.routing import GLOBAL, distances, limits, outside, route
 from polysite.report.runs import read
-from polysite.training.torch_site import packed
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:parsing config_file"),  # MONAI says that a bundle is code
-    pytest.mark.filterwarnings("ignore:.*non-tuple sequence for multidimensional indexing:UserWarning"),
-]
 SIDE = (24, 24, 24)
 LABELS = "WT=1,2,4; TC=1,4; ET=4"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A finished run with two scanners inside each of two hospitals, and the bundle of it."""
+def root(tmp_path_factory):
+    """A finished run with two scanners inside each of two hospitals, and its scans."""
     root = tmp_path_factory.mktemp("routed")
     hospital = ps.Hospital(cases=10, scanner=5, second=11, contrast=1.0)
     for site in ("east", "north"):
@@ -48,13 +42,7 @@ def run(tmp_path_factory):
         then=({"algorithm": own, "run": {"rounds": 80}},),
     )
     ps.train(study, root / "run")
-    return root, serve_model(root / "run", out=root / "home")
-
-
-def answers(bundle, scans, out):
-    """The routes of all scans in a folder, by case, after the bundle ran on them."""
-    opened(bundle, dataset_dir=scans, output_dir=out).run()
-    return routes_in(out)
+    return root
 
 
 def routes_in(folder):
@@ -62,39 +50,30 @@ def routes_in(folder):
         return {row["case"]: row for row in csv.DictReader(file)}
 
 
-def test_test_cases_take_the_same_model_as_in_the_run_and_get_the_same_masks(run, tmp_path):
-    root, bundle = run
+def test_test_cases_take_the_same_model_as_in_the_run_and_get_the_same_masks(root, tmp_path):
     evaluation, checked = read(root / "run").evaluation, 0
+    predictor = Predictor(root / "run", Options(device="cpu"))
     clusters = {(row["site"], row["case"]): row for row in evaluation.clusters}
     assert {row["cluster"] for row in clusters.values()} == {"0", "1"}
     for site in ("east", "north"):
-        routes = answers(bundle, root / "scans" / site, tmp_path / site)
-        ps.predict(root / "run", root / "scans" / site, tmp_path / f"{site}-masks", preview=0)
-        assert routes_in(tmp_path / f"{site}-masks") == routes
-        for mask in sorted((tmp_path / site).glob("*/*.nii.gz")):
-            mine = tmp_path / f"{site}-masks" / mask.relative_to(tmp_path / site)
-            assert np.array_equal(nibabel.load(mine).dataobj, nibabel.load(mask).dataobj)
-        flow = opened(bundle, dataset_dir=root / "scans" / site)
-        for case in flow.dataset:
-            who = flow.parser.get_parsed_content("case_of")(case["image"].meta)
-            assert routes[who]["cluster"] == clusters[site, who]["cluster"]
-            assert routes[who]["model"] == f"cluster {routes[who]['cluster']}" and float(routes[who]["distance"]) < 1
-            expected = evaluation.prediction(site, who)
+        ps.predict(root / "run", root / "scans" / site, tmp_path / site, preview=0)
+        routes = routes_in(tmp_path / site)
+        scans = find(root / "scans" / site, predictor.modalities)
+        for row in scans.rows:
+            assert routes[row.case]["cluster"] == clusters[site, row.case]["cluster"]
+            assert routes[row.case]["model"] == f"cluster {routes[row.case]['cluster']}"
+            assert float(routes[row.case]["distance"]) < 1
+            expected = evaluation.prediction(site, row.case)
             if expected is not None:
-                logits = flow.parser.get_parsed_content("predict")(case["image"])
-                assert np.array_equal(packed(logits > 0), expected)
+                case, place = predictor.prepared(scans.open(row, (), False)[0])
+                labels = np.stack([expected >> label & 1 for label in range(3)])
+                assert np.array_equal(predictor.predict(case, place).masks, place.restore(labels))
                 checked += 1
     assert checked >= 4
-    for k in range(2):
-        mine = load_file(bundle / "models" / f"cluster_{k}.safetensors")
-        served = load_file(root / "run" / "models" / f"best.group-{k}.safetensors")
-        sums = (sum(float(x.double().sum()) for x in each.values()) for each in (mine, served))
-        assert next(sums) == pytest.approx(next(sums))  # names differ
 
 
-def test_a_far_scan_takes_the_global_model(run, tmp_path):
+def test_a_far_scan_takes_the_global_model(root, tmp_path):
     """A ball of noise is no head; the global model is the one that the clusters began from."""
-    root, bundle = run
     first = sorted((root / "scans" / "east").iterdir())[0]
     (tmp_path / "scans" / "odd").mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -103,21 +82,17 @@ def test_a_far_scan_takes_the_global_model(run, tmp_path):
         ball = sum((i - 11.5) ** 2 for i in np.indices(SIDE)) < 64
         noise = (rng.exponential(1.0, SIDE) ** 4 * ball).astype(np.float32)
         nibabel.save(nibabel.Nifti1Image(noise, image.affine), tmp_path / "scans" / "odd" / file.name)
-    (odd,) = answers(bundle, tmp_path / "scans", tmp_path / "out").values()
-    assert odd["model"] == "global" and float(odd["distance"]) > 1
     ps.predict(root / "run", tmp_path / "scans", tmp_path / "masks")
-    assert (tmp_path / "masks" / "routes.csv").read_text() == (tmp_path / "out" / "routes.csv").read_text()
-    flow = opened(bundle, dataset_dir=tmp_path / "scans")
-    image = flow.dataset[0]["image"]
-    router, network = (flow.parser.get_parsed_content(name) for name in ("router", "network"))
-    assert router(image) is network
-    begun = load_file(bundle / "models" / "model.safetensors")
-    assert any(not torch.equal(begun[k], v) for k, v in load_file(bundle / "models" / "cluster_0.safetensors").items())
-    about = json.loads((bundle / "configs" / "metadata.json").read_text())
-    assert about["routing"]["clusters"] == 2 and about["routing"]["dimensions"] == 3
-    assert len(about["routing"]["sha256"]) == 3 and "polysite" in about["required_packages_version"]
-    text = (bundle / "docs" / "README.md").read_text()
-    assert f"{QUANTILE:.1%} quantile" in text and "routes.csv" in text and "global model" in text
+    (odd,) = routes_in(tmp_path / "masks").values()
+    assert odd["model"] == "global" and float(odd["distance"]) > 1
+
+
+def test_a_bundle_with_one_model_is_refused(root, tmp_path):
+    with pytest.raises(
+        RunError, match=r"a model for every cluster of patients, and a bundle has one: .* which chooses"
+    ):
+        serve_model(root / "run", out=tmp_path / "home")
+    assert not (tmp_path / "home").exists()
 
 
 def test_one_new_case_in_a_thousand_is_far():
