@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import tomli_w
 
@@ -23,22 +24,67 @@ from polysite.advice.decide import Comparison, candidate, compare, confirmed, ho
 from polysite.advice.deliver import Recipe, of_inner_folds, steps_of, steps_spent, to_train, train
 from polysite.advice.personal import Choice, Trainings, choose
 from polysite.advice.result import Advice, plain
-from polysite.advice.stages import comparing
+from polysite.advice.stages import comparing, runs_of
 from polysite.advice.tournament import Runs
 from polysite.algorithms import name_of
 from polysite.algorithms.fedavg import FedAvg
 from polysite.benchmark.budget import equalise
-from polysite.benchmark.jobs import Trainer
+from polysite.benchmark.jobs import Job, Step, Trainer
 from polysite.benchmark.workers import Workers
 from polysite.config import Study
 from polysite.data.split import SiteSplit
-from polysite.errors import ConfigError
+from polysite.errors import ConfigError, PolysiteError
 from polysite.heterogeneity.verdict import Verdict
 from polysite.storage import write_file
 from polysite.tuning.search import same_settings
 
 RULES = 4  # version of how a budget is spent: an advice that began by other rules cannot be continued
 STRATEGIES = "strategies"  # folder of the runs of all strategies
+
+
+class Hospitals(Trainer, Protocol):
+    """The hospitals of an advice: simulated ones, or real ones over a wire."""
+
+    @property
+    def averages(self) -> bool:
+        """Whether the models of several runs can be brought together in an ensemble."""
+        ...
+
+    def assess(self, base: Study, folder: Path) -> Verdict:
+        """Assess the hospitals into a new folder; return what that recommends."""
+        ...
+
+    def expect(self, least: int, most: int) -> None:
+        """Refuse an advice if the hospitals do not allow at least so many runs."""
+        ...
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Hospitals whose cases are on this machine.
+
+    Args:
+        trainer: Trains the studies of all stages, and reports progress.
+    """
+
+    trainer: Trainer
+    averages: bool = True
+
+    @property
+    def step(self) -> Step:
+        """Report progress."""
+        return self.trainer.step
+
+    def train(self, jobs: Sequence[Job]) -> Mapping[str, str]:
+        """Train the study of every job; return why some failed, by title."""
+        return self.trainer.train(jobs)
+
+    def assess(self, base: Study, folder: Path) -> Verdict:
+        """Assess the hospitals into a new folder; return what that recommends."""
+        return assessment.assess(base, folder).verdict
+
+    def expect(self, least: int, most: int) -> None:
+        """Allow any number of runs."""
 
 
 def advise(
@@ -48,6 +94,7 @@ def advise(
     inner: int = 3,
     only: Sequence[str] = (),
     trainer: Trainer | None = None,
+    hospitals: Hospitals | None = None,
 ) -> Advice:
     """Return which strategy every hospital should use, with the evidence; an interrupted advice is continued.
 
@@ -58,12 +105,14 @@ def advise(
             the strategies and the models of single hospitals take.
         inner: Number of inner folds, each of which is left out once.
         only: Strategies to compare, by name; empty for all that the assessment proposes.
-        trainer: Trains the studies of all stages, and reports progress; None for processes of this machine.
+        trainer: Trains the studies of all stages in a simulation, and reports progress; None for processes of this
+            machine.
+        hospitals: Real hospitals instead of simulated ones.
     """
-    trainer = trainer or Workers()
-    runs = Runs(out, inner, trainer)
-    begun = _begun(base, runs, trainings, only)
-    trainer.step(f"{len(begun.contenders)} strategies on {inner} inner folds", 0)
+    hospitals = hospitals or Simulated(trainer or Workers())
+    runs = Runs(out, inner, hospitals)
+    begun = _begun(base, runs, hospitals, trainings, only)
+    hospitals.step(f"{len(begun.contenders)} strategies on {inner} inner folds", 0)
     trained = _race(begun.contenders, runs)
     trained.own(trained.reference)
     compared, chosen = _for_all(trained)
@@ -71,7 +120,7 @@ def advise(
     left, unit = None, steps_of(trained.one[trained.given.name].jobs[0].study)
     if trainings is not None:
         left = trainings * unit - steps_spent([*trained.one.values(), *trained.two.values()])
-    recipes, effort = to_train(_recipes(trained, chosen, choices), begun.base, left)
+    recipes, effort = to_train(_recipes(trained, chosen, choices), begun.base, left, hospitals.averages)
     for recipe in recipes:
         _write(out / f"{recipe.file('study')}.toml", config.dump(study.pinned(recipe.study)))
     spent = begun.most
@@ -79,7 +128,7 @@ def advise(
         recipes = train(recipes, effort.members, runs)
         left -= sum(r.delivered.members * steps_of(r.study) for r in recipes if r.delivered)
         spent = trainings - left / unit
-    elif any(splits["test"] for splits in begun.dealt.values()):
+    elif hospitals.averages and any(splits["test"] for splits in begun.dealt.values()):
         recipes = [of_inner_folds(recipe, runs) for recipe in recipes]
     recipe, *others = recipes
     advice = Advice(out, begun.verdict, trained, compared, choices, recipe, others, effort=effort, trainings=spent)
@@ -102,13 +151,19 @@ class Begun:
     most: float  # whole trainings of FedAvg that comparing takes, at most
 
 
-def _begun(base: Study, runs: Runs, trainings: float | None, only: Sequence[str]) -> Begun:
-    """Write the settings of an advice into its folder and assess the hospitals. Refuse what cannot be advised."""
-    out, inner = runs.folder, runs.inner
+def given(base: Study) -> Study:
+    """Return the study that an advice begins with: by FedAvg, with fixed cases. Refuse one that cannot be advised."""
     if base.then:
         raise ConfigError("the study has phases under [[then]], but an advice chooses the phases: leave them out")
+    if base.run.secure.on and not base.assess.private.on:
+        raise ConfigError(assessment.UNPROTECTED)
     fedavg = base.algorithm if name_of(base.algorithm) == "fedavg" else FedAvg()
-    base = study.with_fixed_cases(replace(base, algorithm=fedavg, run=replace(base.run, pooled=False)))
+    return study.with_fixed_cases(replace(base, algorithm=fedavg, run=replace(base.run, pooled=False)))
+
+
+def _begun(base: Study, runs: Runs, hospitals: Hospitals, trainings: float | None, only: Sequence[str]) -> Begun:
+    """Write the settings of an advice into its folder and assess the hospitals. Refuse what cannot be advised."""
+    out, inner, base = runs.folder, runs.inner, given(base)
     settings = {
         "study": config.dump(base), "trainings": trainings or 0.0, "inner": inner, "only": list(only), "rules": RULES,
     }  # fmt: skip
@@ -117,23 +172,19 @@ def _begun(base: Study, runs: Runs, trainings: float | None, only: Sequence[str]
     fresh = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     _write(out / "advise.toml", tomli_w.dumps(settings))
-    runs.trainer.step("assessing the hospitals", 0)
-    verdict = _assessed(base, out / "assessment")
+    hospitals.step("assessing the hospitals", 0)
+    folder = out / "assessment"
     try:
+        known = (folder / "assessment.json").exists()
+        verdict = assessment.read_verdict(folder) if known else hospitals.assess(base, folder)
         listed = contenders(verdict, base, sum(len(splits["train"]) for splits in dealt.values()), only)
         most = comparing(trainings, [c.trainings for c in listed], inner)
-    except ConfigError:
+        hospitals.expect(*runs_of(len(listed), inner))
+    except PolysiteError:
         if fresh:  # nothing was trained: the folder would refuse another budget
             shutil.rmtree(out)
         raise
     return Begun(base, dealt, verdict, _equal(listed), most)
-
-
-def _assessed(base: Study, folder: Path) -> Verdict:
-    """Return the recommendations of an assessment, from its folder if it is there."""
-    if not (folder / "assessment.json").exists():
-        return assessment.assess(base, folder).verdict
-    return assessment.read_verdict(folder)
 
 
 def _equal(listed: Sequence[Contender]) -> list[Contender]:
@@ -149,11 +200,12 @@ def _race(listed: Sequence[Contender], runs: Runs) -> Trainings:
     reference, *others = listed
     assert reference.start is not None
     whole = [reference.start, reference]
-    first = runs.play([*whole, *others], STRATEGIES, folds=[0], reference=reference.name)
+    needed = [c.name for c in whole]
+    first = runs.play([*whole, *others], STRATEGIES, folds=[0], needed=needed)
     alive = [c for c in others if c.name in first and hopeful(first[c.name], first[reference.name])]
     for name in (c.name for c in others if c.name in first and c not in alive):
         runs.trainer.step(f"{name} ends after the first inner fold: it gained at no hospital", 0)
-    played = runs.play([*whole, *alive], STRATEGIES, reference=reference.name)
+    played = runs.play([*whole, *alive], STRATEGIES, needed=needed)
     lost = {c.name for c in alive} - played.keys()
     known = {n: played.get(n, one) for n, one in first.items() if n not in lost}
     return Trainings(runs, reference.start, reference, known)

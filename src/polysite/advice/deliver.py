@@ -83,18 +83,22 @@ def steps_spent(played: Iterable[Played]) -> int:
     return sum(steps[job.method, job.root] for job in jobs.values())
 
 
-def to_train(compared: Sequence[Recipe], base: Study, left: float | None) -> tuple[list[Recipe], Effort]:
+def to_train(
+    compared: Sequence[Recipe], base: Study, left: float | None, averages: bool = True
+) -> tuple[list[Recipe], Effort]:
     """Return what is trained on all cases, and how long and how often what is left affords.
 
     Args:
         compared: Recipes with the studies as they were compared.
         base: The study that was given; theirs are validated as often.
         left: Steps that are left of the budget; None without a budget, where nothing is trained.
+        averages: Whether predictions of several trainings can be averaged.
     """
     short = [replace(recipe, study=watched(recipe.study, base)) for recipe in compared]
     if left is None:
         return short, Effort(1.0, 0)
-    most = 1 if any(recipe.played.contender.ends_in_clusters for recipe in short) else MEMBERS  # cannot be averaged
+    clusters = any(recipe.played.contender.ends_in_clusters for recipe in short)  # they cannot be averaged
+    most = MEMBERS if averages and not clusters else 1
     found = effort(left, _steps(short), most)
     while True:  # numbers of rounds are rounded, so that the first one may take more than is left
         long = [replace(recipe, study=longer(recipe.study, found.times)) for recipe in short]

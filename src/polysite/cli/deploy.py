@@ -26,6 +26,9 @@ Deadline = Annotated[
     float | None,
     Option(help="Longest duration of a round in seconds; by default as in server.toml.", show_default=False),
 ]
+MinSites = Annotated[
+    int | None, Option(help="Sites that a round needs; by default as in server.toml.", show_default=False)
+]
 Wait = Annotated[float, Option(help="Seconds to wait for all sites, once there are enough.")]
 CaKey = Annotated[Path | None, Option(metavar="FILE", help="The CA's key, if it lies elsewhere.")]
 Local = Annotated[
@@ -122,9 +125,7 @@ def run(
     override: Override = None,
     out: Annotated[Path | None, Option(help="The run folder; a new one below runs/ by default.")] = None,
     resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run folder.")] = None,
-    min_sites: Annotated[
-        int | None, Option(help="Sites that a round needs; by default as in server.toml.", show_default=False)
-    ] = None,
+    min_sites: MinSites = None,
     deadline: Deadline = None,
     wait: Wait = 60.0,
     assess: Annotated[bool, Option("--assess/--no-assess", help="Assess the hospitals before training.")] = True,
@@ -136,14 +137,8 @@ def run(
     if resume and (config or override or out):
         raise PolysiteError("--resume takes its configuration from the run folder; leave out the file, --set and --out")
     from polysite.deploy.coordinator import run as coordinator
-    from polysite.deploy.project import Project as Loaded
-    from polysite.engines.sites import Deadlines
 
-    found = Loaded.load(project)
-    for remark in found.remarks:
-        say(remark, file=sys.stderr)
-    found.check_enrolled(min_sites or found.min_sites)
-    deadlines = Deadlines(quorum=min_sites or found.min_sites, deadline=deadline or found.deadline)
+    found, deadlines = loaded(project, min_sites, deadline)
     study = None if resume else study_of(config, override or [])
     if study is not None:
         coordinator.check(study)
@@ -159,6 +154,18 @@ def run(
                 study, link, names, out, watch, deadlines=deadlines, assess=assess, wait=wait, track=tracked
             )
     _publish(done, quiet, as_json)
+
+
+def loaded(project: Path, min_sites: int | None, deadline: float | None) -> tuple[Any, Any]:
+    """Return a project with its remarks said and enough hospitals enrolled, and its deadlines."""
+    from polysite.deploy.project import Project as Loaded
+    from polysite.engines.sites import Deadlines
+
+    found = Loaded.load(project)
+    for remark in found.remarks:
+        say(remark, file=sys.stderr)
+    found.check_enrolled(min_sites or found.min_sites)
+    return found, Deadlines(quorum=min_sites or found.min_sites, deadline=deadline or found.deadline)
 
 
 @coordinator.command()

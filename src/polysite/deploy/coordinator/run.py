@@ -27,10 +27,12 @@ from polysite.deploy.coordinator.posted import Post, Posted
 from polysite.deploy.identity import identity
 from polysite.deploy.project import Project
 from polysite.deploy.protocol import Subject
+from polysite.engines import checkpoint
 from polysite.engines.messages import Join
 from polysite.engines.phase_sites import PhaseSites
-from polysite.engines.phases import Evaluate, Phase, find_progress
+from polysite.engines.phases import Evaluate, Phase, find_progress, load_checkpoint
 from polysite.engines.record import Incident
+from polysite.engines.rounds import Progress
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.secure import server as secure_server
 from polysite.engines.sites import Deadlines, Sites
@@ -87,6 +89,7 @@ def run(
     evaluate: bool = True,
     until: int | None = None,
     id: str = "",
+    after: RunFolder | None = None,
     facts: Mapping[str, Any] = MappingProxyType({}),
 ) -> Run:
     """Train a study with the sites that connect, into a new folder.
@@ -104,6 +107,7 @@ def run(
         evaluate: Have every measure of the final model computed, not only Dice.
         until: Number of rounds after which to raise ``polysite.errors.Paused``; ``resume`` goes on. None for all.
         id: Name by which the sites know the study; by default a new one.
+        after: A finished run that is the beginning of this study, and left no memory at the sites: it is taken over.
         facts: More about this run, for deployment.json.
     """
     chosen = guarded(chosen)
@@ -119,14 +123,16 @@ def run(
     phases, start = _phases(chosen, roster), study.initial_params(chosen)
     _check_roster(roster, phases, start)
     watch = study.tracked(watch, track, path)
-    folder = RunFolder.create(path, text, chosen.seed, more={FILE: _facts(roster, id, assess, facts)})
+    more = {FILE: _facts(roster, id, assess, facts)}
+    folder = RunFolder.create(path, text, chosen.seed, after=after, more=more)
     roster.keep(_journal(folder))
     with folder.alone():
         if assess:
             with study.logged(folder):
                 assess_sites(chosen, roster, folder.path / "assessment")
+        at = take_over(folder, phases) if after else None
         final = _evaluation(chosen, roster, folder) if evaluate else None
-        return study.conduct(chosen, _words(roster), phases, start, folder, None, watch, final, until)
+        return study.conduct(chosen, _words(roster), phases, start, folder, at, watch, final, until)
 
 
 def retrain(
@@ -289,6 +295,41 @@ def guarded(chosen: Study) -> Study:
         )
     use: Literal["on", "off"] = "off" if chosen.run.secure.on else "on"
     return replace(chosen, run=replace(chosen.run, guard=replace(guard, use=use)))
+
+
+def joined(chosen: Study, post: Post, names: Sequence[str], deadlines: Deadlines, wait: float, id: str) -> Sites:
+    """Return the sites that take part in a study, without those that do not; nothing is trained. Each must let scores
+    of single cases leave.
+
+    Args:
+        chosen: The study.
+        post: Carries the messages.
+        names: The sites of the project.
+        deadlines: How long to wait for sites.
+        wait: Seconds to wait for all sites, once there is a quorum.
+        id: Name by which the sites know the study.
+    """
+    roster = _roster(post, id, chosen, config.dump(chosen), names, deadlines, Watch())
+    roster.gather(wait)
+    if len(roster.ready) < len(names):
+        return joined(chosen, post, roster.ready, deadlines, wait, id)
+    silent = [i for i, status in roster.status.items() if status.greeting and not status.greeting.may_score]
+    if silent:
+        raise ConfigError(
+            f"strategies are compared by the scores of single cases, and the policy of {silent[0]} says case_scores = "
+            "false"
+        )
+    return roster
+
+
+def take_over(folder: RunFolder, phases: Sequence[Phase]) -> Progress | None:
+    """Return the position that was taken over from a run of another study, without the versions of memories, which the
+    sites do not have in this one."""
+    for path in (folder.path / "checkpoints").glob("*.safetensors"):
+        found = load_checkpoint(folder, path, phases)
+        checkpoint.save(path, replace(found, at=replace(found.at, memories={}, versions={})))
+        path.with_suffix(".json").unlink(missing_ok=True)
+    return find_progress(folder, phases)
 
 
 def _roster(
