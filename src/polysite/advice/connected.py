@@ -121,9 +121,7 @@ class Connected:
         after = RunFolder(before.run) if before and not _leaves_memories(before.study) else None
         chosen = replace(job.study, data=self.data)
         id = hashlib.sha256(f"{self.id} {job.root.name} {job.place}".encode()).hexdigest()[:16]
-        coordinator.run(
-            chosen, self.post, list(self.sites.status), job.run, assess=False, id=id, after=after, **more
-        )
+        coordinator.run(chosen, self.post, list(self.sites.status), job.run, assess=False, id=id, after=after, **more)
 
     def _compare(self, job: Job) -> None:
         """Refuse scores of an inner fold that are of other cases than those of the runs before."""

@@ -18,9 +18,7 @@ Only = Annotated[
     list[str] | None, Option("--only", metavar="NAME", help="Compare only this strategy. May be repeated.")
 ]
 Models = Annotated[bool, Option(help="Spend a budget on models, too; or only compare strategies.")]
-Out = Annotated[
-    Path | None, Option(help="Folder to write, advice/STUDY by default; an existing one is continued.")
-]
+Out = Annotated[Path | None, Option(help="Folder to write, advice/STUDY by default; an existing one is continued.")]
 
 
 @app.command()
