@@ -21,13 +21,13 @@ from polysite.engines.run_folder import RunFolder, versions
 from polysite.engines.secure.settings import Secure
 from polysite.engines.simulator import Simulator
 from polysite.engines.watch import Watch
-from polysite.errors import ConfigError, RunError, nearest
+from polysite.errors import ConfigError, RunError
 from polysite.foreign import parse_json
 from polysite.heterogeneity.analysis import analyse, random_case_angles
 from polysite.heterogeneity.assessment import Assessment
 from polysite.heterogeneity.bounds import INTENSITY
 from polysite.heterogeneity.verdict import Verdict, judge
-from polysite.models.encoders import ENCODERS, Embedder, Encoder
+from polysite.models.encoders import Embedder
 from polysite.payload import SiteId, natural
 from polysite.report import assess_page
 from polysite.site import AssessedSite, Site
@@ -61,7 +61,7 @@ def assess(study: Study, out: Path | str | None = None, watch: Watch = Watch()) 
         watch: Observer of the progress.
     """
     path = vacant(Path(out) if out else RunFolder.fresh(Path("assessments"), "assess"), "assessment")
-    others, dealt = _other_encoders(study), deal_volumes(study)
+    dealt = deal_volumes(study)
     engine = assessed_sites(study, watch)
     unseen = any(not splits["train"] and any(splits.values()) for splits in dealt.values())
 
@@ -71,8 +71,7 @@ def assess(study: Study, out: Path | str | None = None, watch: Watch = Watch()) 
         hosts = cast(Mapping[SiteId, AssessedSite], engine.known)
         vectors = {i: study.assess.vectors(hosts[i].features("embedding")["embedding"]) for i in found.sites}
         angles = random_case_angles(vectors, study.seed)
-        named = {f'encoder.name = "{name}"': _outlier(replace(study, encoder=e), watch) for name, e in others.items()}
-        return replace(found, case_angles=angles, alternatives={**found.alternatives, "euclidean": named})
+        return replace(found, case_angles=angles)
 
     sizes = {i: site.size for i, site in engine.known.items()}
     return run_assessment(study, engine, sizes, unseen, path, watch, extend)
@@ -81,26 +80,6 @@ def assess(study: Study, out: Path | str | None = None, watch: Watch = Watch()) 
 def is_unprotected(study: Study) -> bool:
     """Return whether an assessment would leave without the masks or the noise that a study promises."""
     return (study.run.secure.on or study.train.private.on) and not study.assess.private.on
-
-
-def _other_encoders(study: Study) -> dict[str, Encoder]:
-    """Return the encoders of ``assess.other_encoders`` but the study's own; refuse an unknown or unusable one."""
-    found: dict[str, Encoder] = {}
-    for name in study.assess.other_encoders if study.assess.projections else ():
-        if name not in ENCODERS:
-            raise ConfigError(f"assess.other_encoders names {name!r}; {nearest(name, ENCODERS)}")
-        if not isinstance(study.encoder, ENCODERS[name]):
-            found[name] = ENCODERS[name]()
-            _ = found[name].fingerprint  # refuses an encoder whose weights are not there, before anything is measured
-    return found
-
-
-def _outlier(study: Study, watch: Watch) -> SiteId:
-    """Return the most distant site by the Euclidean distance of the study's encoder, with the fewest permutations."""
-    quick = replace(study.assess, permutations=99, resamples=100)
-    engine = assessed_sites(study, watch)
-    (only,) = run_rounds(cast(Algorithm[Any], quick), engine, {}, Plan(rounds=1), study.seed)
-    return analyse(only.state.replies, quick).distances["euclidean"].outlier
 
 
 def run_assessment(

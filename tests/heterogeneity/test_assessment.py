@@ -420,12 +420,12 @@ def test_a_large_federation_sets_several_sites_apart_at_once(sites, rounds):
 
 @pytest.fixture
 def deals(monkeypatch):
-    """(statistics, numbers of permutations) of every pair; p is the least that they can tell."""
+    """(statistic, number of permutations) of every pair; p is the least that they can tell."""
     asked = []
 
-    def permuted(one, other, statistics, widths, draws):
-        asked.append((*statistics, draws))
-        return {name: (np.full(len(one), 1 / (1 + draws)), np.ones(len(one))) for name in statistics}
+    def permuted(one, other, statistic, draws):
+        asked.append((statistic.__name__, draws))
+        return np.full(len(one), 1 / (1 + draws)), np.ones(len(one))
 
     monkeypatch.setattr(significance, "permuted", permuted)
     return asked
@@ -434,8 +434,8 @@ def deals(monkeypatch):
 def test_a_large_federation_tests_its_most_distant_pairs_finely(deals):
     """Of 31 hospitals, thirty pairs get many permutations, and the verdict says so; thirty hospitals have no limits."""
     found = assess({f"s{k:02}": host(4, k) for k in range(31)})
-    assert deals.count(("emd", 999)) == deals.count(("energy", 999)) == 31 * 15
-    assert deals.count(("euclidean", "mmd", "frechet", 199)) == 31 * 15
+    assert deals.count(("earth_movers_of", 999)) == deals.count(("energy", 999)) == 31 * 15
+    assert deals.count(("shift", 199)) == 31 * 15
     matrix, fine = found.distances["energy"].matrix, found.distances["energy"].p < 1e-3
     assert fine[np.triu_indices(31)].sum() == 30 and matrix[fine].min() >= matrix[~fine].max()
     assert len(found.limits) == 2 and set(found.limits) <= set(judge(found).cautions)
@@ -444,9 +444,7 @@ def test_a_large_federation_tests_its_most_distant_pairs_finely(deals):
 
 def test_deals_suffice_for_the_number_of_pairs(deals):
     assess({f"s{k:02}": host(4, k) for k in range(12)})
-    assert {(*of,): n for *of, n in deals} == {
-        ("emd",): 40 * 4 * 72, ("energy",): 20 * 144, ("euclidean", "mmd", "frechet"): 999
-    }  # fmt: skip
+    assert dict(deals) == {"earth_movers_of": 40 * 4 * 72, "energy": 20 * 144, "shift": 999}
     deals.clear()
     assess(THREE)
     assert {each[-1] for each in deals} == {499, 40 * 4 * 9 // 2}

@@ -11,28 +11,26 @@ same command continues an advice that was interrupted, and ends with the same ch
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import tomli_w
 
 from polysite import assessment, config, study
 from polysite.advice.contenders import Contender, contenders
 from polysite.advice.decide import Comparison, candidate, compare, confirmed, hopeful
-from polysite.advice.deliver import Recipe, of_inner_folds, steps_of, steps_spent, to_train, train
+from polysite.advice.deliver import Recipe, steps_of, steps_spent, to_train, train
 from polysite.advice.personal import Choice, Trainings, choose
 from polysite.advice.result import Advice, plain
-from polysite.advice.stages import comparing, runs_of
+from polysite.advice.stages import MEMBERS, comparing
 from polysite.advice.tournament import Runs
 from polysite.algorithms import name_of
 from polysite.algorithms.fedavg import FedAvg
 from polysite.benchmark.budget import equalise
-from polysite.benchmark.jobs import Job, Step, Trainer
+from polysite.benchmark.jobs import Trainer
 from polysite.benchmark.workers import Workers
 from polysite.config import Study
-from polysite.data.split import SiteSplit
 from polysite.errors import ConfigError, PolysiteError
 from polysite.heterogeneity.verdict import Verdict
 from polysite.storage import write_file
@@ -42,49 +40,9 @@ RULES = 4  # version of how a budget is spent: an advice that began by other rul
 STRATEGIES = "strategies"  # folder of the runs of all strategies
 
 
-class Hospitals(Trainer, Protocol):
-    """The hospitals of an advice: simulated ones, or real ones over a wire."""
-
-    @property
-    def averages(self) -> bool:
-        """Whether the models of several runs can be brought together in an ensemble."""
-        ...
-
-    def assess(self, base: Study, folder: Path) -> Verdict:
-        """Assess the hospitals into a new folder; return what that recommends."""
-        ...
-
-    def expect(self, least: int, most: int) -> None:
-        """Refuse an advice if the hospitals do not allow at least so many runs."""
-        ...
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """Hospitals whose cases are on this machine.
-
-    Args:
-        trainer: Trains the studies of all stages, and reports progress.
-    """
-
-    trainer: Trainer
-    averages: bool = True
-
-    @property
-    def step(self) -> Step:
-        """Report progress."""
-        return self.trainer.step
-
-    def train(self, jobs: Sequence[Job]) -> Mapping[str, str]:
-        """Train the study of every job; return why some failed, by title."""
-        return self.trainer.train(jobs)
-
-    def assess(self, base: Study, folder: Path) -> Verdict:
-        """Assess the hospitals into a new folder; return what that recommends."""
-        return assessment.assess(base, folder).verdict
-
-    def expect(self, least: int, most: int) -> None:
-        """Allow any number of runs."""
+def simulated(base: Study, folder: Path) -> Verdict:
+    """Assess hospitals whose cases are on this machine into a new folder; return what that recommends."""
+    return assessment.assess(base, folder).verdict
 
 
 def advise(
@@ -94,7 +52,8 @@ def advise(
     inner: int = 3,
     only: Sequence[str] = (),
     trainer: Trainer | None = None,
-    hospitals: Hospitals | None = None,
+    assess: Callable[[Study, Path], Verdict] = simulated,
+    members: int = MEMBERS,
 ) -> Advice:
     """Return which strategy every hospital should use, with the evidence; an interrupted advice is continued.
 
@@ -105,14 +64,13 @@ def advise(
             the strategies and the models of single hospitals take.
         inner: Number of inner folds, each of which is left out once.
         only: Strategies to compare, by name; empty for all that the assessment proposes.
-        trainer: Trains the studies of all stages in a simulation, and reports progress; None for processes of this
-            machine.
-        hospitals: Real hospitals instead of simulated ones.
+        trainer: Trains the studies of all stages, and reports progress; None for processes of this machine.
+        assess: Assesses the hospitals into a new folder and returns what that recommends.
+        members: Most trainings of the advised study whose predictions are averaged.
     """
-    hospitals = hospitals or Simulated(trainer or Workers())
-    runs = Runs(out, inner, hospitals)
-    begun = _begun(base, runs, hospitals, trainings, only)
-    hospitals.step(f"{len(begun.contenders)} strategies on {inner} inner folds", 0)
+    runs = Runs(out, inner, trainer or Workers())
+    begun = _begun(base, runs, trainings, only, assess)
+    runs.trainer.step(f"{len(begun.contenders)} strategies on {inner} inner folds", 0)
     trained = _race(begun.contenders, runs)
     trained.own(trained.reference)
     compared, chosen = _for_all(trained)
@@ -120,7 +78,7 @@ def advise(
     left, unit = None, steps_of(trained.one[trained.given.name].jobs[0].study)
     if trainings is not None:
         left = trainings * unit - steps_spent([*trained.one.values(), *trained.two.values()])
-    recipes, effort = to_train(_recipes(trained, chosen, choices), begun.base, left, hospitals.averages)
+    recipes, effort = to_train(_recipes(trained, chosen, choices), begun.base, left, members)
     for recipe in recipes:
         _write(out / f"{recipe.file('study')}.toml", config.dump(study.pinned(recipe.study)))
     spent = begun.most
@@ -128,8 +86,6 @@ def advise(
         recipes = train(recipes, effort.members, runs)
         left -= sum(r.delivered.members * steps_of(r.study) for r in recipes if r.delivered)
         spent = trainings - left / unit
-    elif hospitals.averages and any(splits["test"] for splits in begun.dealt.values()):
-        recipes = [of_inner_folds(recipe, runs) for recipe in recipes]
     recipe, *others = recipes
     advice = Advice(out, begun.verdict, trained, compared, choices, recipe, others, effort=effort, trainings=spent)
     _write(out / "advice.json", json.dumps(plain(advice), indent=1))
@@ -145,7 +101,6 @@ class Begun:
     """An advice before anything is trained."""
 
     base: Study  # by FedAvg, with fixed cases
-    dealt: Mapping[str, SiteSplit]
     verdict: Verdict
     contenders: Sequence[Contender]  # the reference first; all with equal local steps
     most: float  # whole trainings of FedAvg that comparing takes, at most
@@ -161,7 +116,9 @@ def given(base: Study) -> Study:
     return study.with_fixed_cases(replace(base, algorithm=fedavg, run=replace(base.run, pooled=False)))
 
 
-def _begun(base: Study, runs: Runs, hospitals: Hospitals, trainings: float | None, only: Sequence[str]) -> Begun:
+def _begun(
+    base: Study, runs: Runs, trainings: float | None, only: Sequence[str], assess: Callable[[Study, Path], Verdict]
+) -> Begun:
     """Write the settings of an advice into its folder and assess the hospitals. Refuse what cannot be advised."""
     out, inner, base = runs.folder, runs.inner, given(base)
     settings = {
@@ -172,19 +129,18 @@ def _begun(base: Study, runs: Runs, hospitals: Hospitals, trainings: float | Non
     fresh = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     _write(out / "advise.toml", tomli_w.dumps(settings))
-    hospitals.step("assessing the hospitals", 0)
+    runs.trainer.step("assessing the hospitals", 0)
     folder = out / "assessment"
     try:
         known = (folder / "assessment.json").exists()
-        verdict = assessment.read_verdict(folder) if known else hospitals.assess(base, folder)
+        verdict = assessment.read_verdict(folder) if known else assess(base, folder)
         listed = contenders(verdict, base, sum(len(splits["train"]) for splits in dealt.values()), only)
         most = comparing(trainings, [c.trainings for c in listed], inner)
-        hospitals.expect(*runs_of(len(listed), inner))
     except PolysiteError:
         if fresh:  # nothing was trained: the folder would refuse another budget
             shutil.rmtree(out)
         raise
-    return Begun(base, dealt, verdict, _equal(listed), most)
+    return Begun(base, verdict, _equal(listed), most)
 
 
 def _equal(listed: Sequence[Contender]) -> list[Contender]:

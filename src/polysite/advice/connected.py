@@ -15,11 +15,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from polysite import config, study
 from polysite.advice.advise import advise, given
+from polysite.advice.contenders import contenders
 from polysite.advice.result import Advice
+from polysite.advice.stages import runs_of
 from polysite.assessment import UNPROTECTED, is_unprotected
 from polysite.benchmark.jobs import Job, Step, silent
 from polysite.config import Study
@@ -50,6 +52,8 @@ class Connected:
         step: Reports progress.
         deadlines: How long to wait for hospitals.
         wait: Seconds to wait for all of them.
+        inner: Number of inner folds.
+        only: Strategies to compare, by name; empty for all.
     """
 
     data: Source
@@ -59,7 +63,8 @@ class Connected:
     step: Step
     deadlines: Deadlines
     wait: float
-    averages: ClassVar[bool] = False
+    inner: int = 3
+    only: Sequence[str] = ()
     left: dict[str, int] = field(init=False)  # further studies that every hospital allows within a day
     scored: dict[int, Any] = field(default_factory=dict)  # cases of every inner fold, by hospital
 
@@ -67,19 +72,19 @@ class Connected:
         self.left = {i: s.greeting.studies for i, s in self.sites.status.items() if s.greeting}
 
     def assess(self, base: Study, folder: Path) -> Verdict:
-        """Assess the hospitals into a new folder; return what that recommends."""
+        """Assess the hospitals into a new folder; return what that recommends. Refuse an advice that takes more
+        studies than the hospitals allow."""
         text = json.dumps({"study": self.id, "sites": _listed(self.sites)}, indent=1)
         write_file(folder.with_name(FILE), lambda path: path.write_text(text + "\n"))
         found = coordinator.assess_sites(replace(base, data=self.data), self.sites, folder)
         if found is None:
             raise RunError(f"an advice begins with an assessment: {self.sites.incidents()[-1]['what']}")
-        return found.verdict
-
-    def expect(self, least: int, most: int) -> None:
-        """Refuse an advice if the hospitals do not allow at least so many new studies."""
+        trained = sum(status.cases["train"] for status in self.sites.status.values())
+        least, most = runs_of(len(contenders(found.verdict, base, trained, self.only)), self.inner)
         words = f"this advice takes {least} to {most} studies at every hospital"
         self._allow(least, words)
         self.step(f"{words}; {self._allowed}", 0)
+        return found.verdict
 
     @property
     def _allowed(self) -> str:
@@ -171,8 +176,9 @@ def advise_connected(
     sites = coordinator.joined(base, post, names, deadlines, wait, id)
     if known and _listed(sites) != known["sites"]:
         raise RunError(CHANGED)
-    hospitals = Connected(base.data, post, sites, id, step, replace(deadlines, quorum=len(sites.status)), wait)
-    found = advise(_counted(base, sites), out, trainings, inner, only, hospitals=hospitals)
+    deadlines = replace(deadlines, quorum=len(sites.status))
+    hospitals = Connected(base.data, post, sites, id, step, deadlines, wait, inner, only)
+    found = advise(_counted(base, sites), out, trainings, inner, only, hospitals, hospitals.assess, members=1)
     for recipe in (found.recipe, *found.exceptions):  # to be trained at the hospitals
         text = config.dump(study.pinned(replace(recipe.study, data=base.data)))
         write_file(out / f"{recipe.file('study')}.toml", lambda path, text=text: path.write_text(text))  # type: ignore[misc]

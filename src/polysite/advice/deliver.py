@@ -38,7 +38,7 @@ class Delivered:
     """Models of a study, as a finished run."""
 
     run: Run
-    members: int  # trainings on all cases whose predictions are averaged; 0: the models of the inner folds are
+    members: int  # trainings on all cases whose predictions are averaged
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def steps_spent(played: Iterable[Played]) -> int:
 
 
 def to_train(
-    compared: Sequence[Recipe], base: Study, left: float | None, averages: bool = True
+    compared: Sequence[Recipe], base: Study, left: float | None, members: int = MEMBERS
 ) -> tuple[list[Recipe], Effort]:
     """Return what is trained on all cases, and how long and how often what is left affords.
 
@@ -92,13 +92,13 @@ def to_train(
         compared: Recipes with the studies as they were compared.
         base: The study that was given; theirs are validated as often.
         left: Steps that are left of the budget; None without a budget, where nothing is trained.
-        averages: Whether predictions of several trainings can be averaged.
+        members: Most trainings whose predictions are averaged.
     """
     short = [replace(recipe, study=watched(recipe.study, base)) for recipe in compared]
     if left is None:
         return short, Effort(1.0, 0)
     clusters = any(recipe.played.contender.ends_in_clusters for recipe in short)  # they cannot be averaged
-    most = MEMBERS if averages and not clusters else 1
+    most = 1 if clusters else members
     found = effort(left, _steps(short), most)
     while True:  # numbers of rounds are rounded, so that the first one may take more than is left
         long = [replace(recipe, study=longer(recipe.study, found.times)) for recipe in short]
@@ -192,13 +192,3 @@ def _delivered(runs: Sequence[Path], out: Path) -> Delivered:
     run = made_ensemble(runs, out) if len(runs) > 1 else Run(RunFolder(out), RunFolder(out).result)
     model = config.parse(run.folder.config, where=str(out / "config.toml")).model
     return Delivered(run, len(model.members) if isinstance(model, Ensemble) else 1)
-
-
-def of_inner_folds(recipe: Recipe, runs: Runs) -> Recipe:
-    """Return a recipe with the models of the inner folds as one ensemble per hospital; without models if they are of
-    patients' clusters."""
-    if recipe.played.contender.ends_in_clusters:
-        return recipe
-    runs.trainer.step("the models of the inner folds together", 0)
-    members = [job.run for job in recipe.played.jobs]
-    return replace(recipe, delivered=Delivered(made_ensemble(members, runs.folder / recipe.file(MODELS)), 0))

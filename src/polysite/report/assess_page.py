@@ -33,14 +33,12 @@ FIRST = ("emd", "euclidean", "shift", "centre")  # the distances of the paper, o
 MAX_PAIRS = 30  # the most distant ones are listed, if there are too many for all
 MAX_GROUPS = 6  # that are described, of more than LISTED hospitals
 BESIDE = ("assessment.json", "distances.csv")  # files that the page mentions if they exist
-SHORT = {"emd": "Earth Mover's", "euclidean": "Euclidean", "energy": "energy", "mmd": "MMD", "frechet": "Fréchet"}
+SHORT = {"emd": "Earth Mover's", "euclidean": "Euclidean", "energy": "energy"}
 SHORT |= {"shift": "shift", "centre": "mean embedding"}
 EXPLAINED = {
     "emd": "How far the values of one hospital must be moved, on average, to become those of the other: the mean over ",
     "euclidean": "Distance between the mean embeddings of two hospitals",
     "energy": "Compares the distributions of the embeddings, not only their means: zero only if both are the same",
-    "mmd": "Also compares the distributions, with little weight on extreme scans (maximum mean discrepancy)",
-    "frechet": "Compares the means and the covariances of the embeddings",
     "shift": "How far the mean values of two hospitals are apart, under noise: the mean over ",
     "centre": "Distance between the mean embeddings of two hospitals, without what noise adds on average",
 }
