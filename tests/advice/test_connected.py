@@ -79,7 +79,7 @@ def test_an_advice_waits_for_another_day_when_the_policies_allow_no_more_studies
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"slices": {"axis": "axial"}, "train": {"patch": [8, 8], "window": []}}, "the number of slices is known at the hospitals alone"),
+        ({"slices": {"axis": "axial"}, "train": {"patch": [8, 8], "window": []}}, "known at the hospitals alone"),
         ({"train": {"private": {"unit": "hospital", "noise": 1.0}}}, "assess.private.epsilon"),
         ({"run": {"pooled": True}}, "scans would have to leave"),
     ],

@@ -121,7 +121,7 @@ def groups(clusters: Groups) -> str:
     large = sum(map(len, clusters)) > LISTED
     if large and len(named) > MAX_GROUPS:
         named, rest = named[:MAX_GROUPS], f" and {len(named) - MAX_GROUPS} more groups{rest}"
-    return " and ".join("{" + some(members, large) + "}" + " alone" * (len(members) == 1) for members in named) + rest
+    return " and ".join("{" + some(members) + "}" + " alone" * (len(members) == 1) for members in named) + rest
 
 
 def probability(p: float) -> str:
@@ -268,7 +268,7 @@ def _quantities(assessment: Assessment) -> Iterator[dict[str, Any]]:
             "role": roles.get(quantity.name, ""),
             "scale": " to ".join(ends),
             "unit": quantity.unit,
-            "apart": some(apart, len(assessment.sites) > LISTED) or "–",
+            "apart": some(apart) or "–",
         }
 
 
