@@ -36,8 +36,13 @@ def test_an_advice_over_hospitals_has_the_bits_of_the_simulator_and_goes_on_afte
         asked.append(header["kind"] == "train" and header["study"])
         return len({*asked} - {False}) == 3
 
+    said = []
     with pytest.raises(Stop):
-        advised(tmp_path, Fragile(hospitals(tmp_path), third))
+        advised(tmp_path, Fragile(hospitals(tmp_path), third), step=lambda note, done=1: said.append(note))
+    close = [note for note in said if "fewest = 3 or more" in note]
+    assert [note.split(":")[0] for note in close] == [
+        f"at {n}, two trainings of this advice differ by 2 cases" for n in NAMES
+    ]
     found = advised(tmp_path, Inside(hospitals(tmp_path)))
     whole = advice.advise(BASE, tmp_path / "simulated", **GIVEN, trainer=JobsHere())
     assert list(differing(found, whole)) == []

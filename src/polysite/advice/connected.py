@@ -12,14 +12,16 @@ needs models of several runs at one place, or sums that no hospital reveals, is 
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from polysite import config, study
 from polysite.advice.advise import advise, given
 from polysite.advice.contenders import contenders
+from polysite.advice.deliver import WATCHING
 from polysite.advice.result import Advice
 from polysite.advice.stages import runs_of
 from polysite.assessment import UNPROTECTED, is_unprotected
@@ -37,6 +39,7 @@ from polysite.heterogeneity.verdict import Verdict
 from polysite.storage import write_file
 from polysite.study.estimate import exchanged
 
+LIKE = 5  # cases by which trainings differ, at least, where a hospital's policy has the usual ``fewest``
 FILE = "hospitals.json"  # the name by which hospitals know the advice, and their cases as they joined
 
 
@@ -84,6 +87,8 @@ class Connected:
         words = f"this advice takes {least} to {most} studies at every hospital"
         self._allow(least, words)
         self.step(f"{words}; {self._allowed}", 0)
+        for remark in _close(base, self.inner):
+            self.step(remark, 0)
         return found.verdict
 
     @property
@@ -201,6 +206,21 @@ def _counted(base: Study, sites: Sites) -> Study:
     sizes = {site: sum(status.cases.values()) for site, status in sites.status.items()}
     data = base.data
     return replace(base, data=Counted(sizes, data.modalities, data.labels, data.dims, data.task))
+
+
+def _close(base: Study, inner: int) -> Iterator[str]:
+    """Yield a sentence for every hospital at which two trainings of an advice see nearly the same cases."""
+    short = replace(base.split, validation=min(base.split.validation, WATCHING))
+    folds = [replace(base.split, inner=inner, inner_fold=k) for k in range(inner)]
+    dealt = [study.deal_cases(replace(base, split=split)) for split in (base.split, short, *folds)]
+    for site in dealt[0]:
+        trained = [{case.name for case in splits[site]["train"]} for splits in dealt]
+        apart = min((len(a ^ b) for a, b in combinations(trained, 2) if a != b), default=LIKE)
+        if apart < LIKE:
+            yield (
+                f"at {site}, two trainings of this advice differ by {apart} cases: its policy refuses the second one "
+                f"if it says fewest = {apart + 1} or more ({LIKE} by default) and not similar_days = 0"
+            )
 
 
 def _listed(sites: Sites) -> dict[str, Any]:
