@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from polysite.cli.base import Config, Json, Override, Quiet, app, folder_of, say, study_of
-from polysite.cli.deploy import HERE, Deadline, MinSites, Project, Wait, coordinator, loaded, stoppable
+from polysite.cli.deploy import HERE, Deadline, Project, Wait, coordinator, loaded, stoppable
 from polysite.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ def advise_hospitals(
     only: Only = None,
     models: Models = True,
     out: Out = None,
-    min_sites: MinSites = None,
     deadline: Deadline = None,
     wait: Wait = 60.0,
     quiet: Quiet = False,
@@ -92,7 +91,7 @@ def advise_hospitals(
     from polysite.report.progress import counting
 
     connected.check(study)
-    found, deadlines = loaded(project, min_sites, deadline)
+    found, deadlines = loaded(project, None, deadline)
     budget = (trainings or advice.TRAININGS) if models else None
     target = folder_of(out, "advice", config)
     stoppable()

@@ -26,9 +26,6 @@ Deadline = Annotated[
     float | None,
     Option(help="Longest duration of a round in seconds; by default as in server.toml.", show_default=False),
 ]
-MinSites = Annotated[
-    int | None, Option(help="Sites that a round needs; by default as in server.toml.", show_default=False)
-]
 Wait = Annotated[float, Option(help="Seconds to wait for all sites, once there are enough.")]
 CaKey = Annotated[Path | None, Option(metavar="FILE", help="The CA's key, if it lies elsewhere.")]
 Local = Annotated[
@@ -125,7 +122,9 @@ def run(
     override: Override = None,
     out: Annotated[Path | None, Option(help="The run folder; a new one below runs/ by default.")] = None,
     resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run folder.")] = None,
-    min_sites: MinSites = None,
+    min_sites: Annotated[
+        int | None, Option(help="Sites that a round needs; by default as in server.toml.", show_default=False)
+    ] = None,
     deadline: Deadline = None,
     wait: Wait = 60.0,
     assess: Annotated[bool, Option("--assess/--no-assess", help="Assess the hospitals before training.")] = True,

@@ -15,7 +15,7 @@ from polysite.data.check import Report
 from polysite.data.manifest import Manifest, format_labels
 from polysite.heterogeneity.assessment import LEVEL, TESTED, Assessment, Distance
 from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
-from polysite.heterogeneity.verdict import LISTED, Verdict, some, tests
+from polysite.heterogeneity.verdict import Verdict, some, tests
 from polysite.report import costs, published
 from polysite.report.compare import summary, tables
 from polysite.report.grid import Grid, fitting
@@ -214,9 +214,7 @@ def _advice(verdict: Verdict) -> Table:
 def _sent(assessment: Assessment) -> Iterator[str]:
     from polysite.report.assess_page import amount
 
-    sizes = some(
-        [f"{site} {amount(size)}" for site, (size, _) in assessment.left.items()], len(assessment.left) > LISTED
-    )
+    sizes = some([f"{site} {amount(size)}" for site, (size, _) in assessment.left.items()])
     mean = ", a mean embedding" if assessment.settings.projections else ""
     what = f"counts, sorted lists of numbers{mean}"
     if assessment.noise:
