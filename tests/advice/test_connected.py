@@ -1,5 +1,6 @@
 """An advice over hospitals that keep their cases: as in the simulator, and what it cannot do is said beforehand."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -28,6 +29,12 @@ def hospitals(folder, sites=SITES, **policy):
     return {n: Worker(site, SitePolicy(fewest=1, **{"studies": 100, **policy})) for n, site in settings.items()}
 
 
+def own(found):
+    """The name by which hospitals know the training of own models on the last inner fold."""
+    run = found.trained.one["own 1 after fedavg"].jobs[-1].run
+    return json.loads((run / "deployment.json").read_text())["study"]
+
+
 def test_an_advice_over_hospitals_has_the_bits_of_the_simulator_and_goes_on_after_an_interruption(tmp_path):
     """The coordinator has numbers of cases only, and is interrupted in a round of the third training."""
     asked = []
@@ -43,9 +50,14 @@ def test_an_advice_over_hospitals_has_the_bits_of_the_simulator_and_goes_on_afte
     assert [note.split(":")[0] for note in close] == [
         f"at {n}, two trainings of this advice differ by 2 cases" for n in NAMES
     ]
-    found = advised(tmp_path, Inside(hospitals(tmp_path)))
+    post = Inside(hospitals(tmp_path))
+    found = advised(tmp_path, post)
     whole = advice.advise(BASE, tmp_path / "simulated", **GIVEN, trainer=JobsHere())
     assert list(differing(found, whole)) == []
+    again = {
+        header["round"] for _, header, _ in post.sent if header["kind"] == "train" and header["study"] == own(found)
+    }
+    assert again == {2}  # the first phase was taken over
     page = advice.write_page(found).read_text()
     assert all(site in page for site in NAMES) and "-00" not in page.split("</style>")[-1].split("<svg")[0]
     for each, data in ((found, ELSEWHERE.data), (whole, BASE.data)):
@@ -61,6 +73,7 @@ def test_an_advice_over_hospitals_has_the_bits_of_the_simulator_and_goes_on_afte
     ("policy", "words"),
     [
         ({"case_scores": False}, "the policy of a says case_scores = false"),
+        ({"kinds": ("model", "update", "one", "cost", "statistics", "number")}, "'weight' is of the kind 'count'"),
         ({"studies": 8}, "takes 10 to 37 studies at every hospital; policies allow so many .*: a 7, b 7, c 7"),
         ({"assess": False}, "an advice begins with an assessment: no assessment: the policies of fewer than two sites"),
     ],

@@ -39,6 +39,7 @@ from polysite.heterogeneity.verdict import Verdict
 from polysite.storage import write_file
 from polysite.study.estimate import exchanged
 
+CHANGED = "the cases of a hospital have changed since this advice began; begin another one in another --out"
 LIKE = 5  # cases by which trainings differ, at least, where a hospital's policy has the usual ``fewest``
 FILE = "hospitals.json"  # the name by which hospitals know the advice, and their cases as they joined
 
@@ -141,9 +142,6 @@ class Connected:
                 raise RunError(f"{job.title} scored other cases than the runs before: {CHANGED}")
 
 
-CHANGED = "the cases of a hospital have changed since this advice began; begin another one in another --out"
-
-
 def advise_connected(
     chosen: Study,
     post: Post,
@@ -181,6 +179,12 @@ def advise_connected(
     sites = coordinator.joined(base, post, names, deadlines, wait, id)
     if known and _listed(sites) != known["sites"]:
         raise RunError(CHANGED)
+    silent = [site for site, status in sites.status.items() if status.greeting and not status.greeting.may_score]
+    if silent:
+        raise ConfigError(
+            f"strategies are compared by the scores of single cases, and the policy of {silent[0]} says case_scores = "
+            "false"
+        )
     deadlines = replace(deadlines, quorum=len(sites.status))
     hospitals = Connected(base.data, post, sites, id, step, deadlines, wait, inner, only)
     found = advise(_counted(base, sites), out, trainings, inner, only, hospitals, hospitals.assess, members=1)

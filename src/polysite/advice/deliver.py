@@ -51,17 +51,8 @@ class Recipe:
     delivered: Delivered | None = None
 
     def file(self, kind: str) -> str:
-        """Return the name of its file, or folder, of a kind."""
-        return file_of(kind, self.name) if self.name else kind
-
-
-def file_of(kind: str, strategy: str) -> str:
-    """Return the name of a file or folder that only exceptions use.
-
-    >>> file_of("study", "own 1 after fedavg")
-    'study-own-1-after-fedavg'
-    """
-    return f"{kind}-{strategy.replace(' ', '-')}"
+        """Return the name of its file, or folder, of a kind: of exceptions, such as study-own-1-after-fedavg."""
+        return "-".join([kind, *self.name.split()])
 
 
 def steps_of(chosen: Study) -> int:

@@ -298,8 +298,7 @@ def guarded(chosen: Study) -> Study:
 
 
 def joined(chosen: Study, post: Post, names: Sequence[str], deadlines: Deadlines, wait: float, id: str) -> Sites:
-    """Return the sites that take part in a study, without those that do not; nothing is trained. Each must let scores
-    of single cases leave.
+    """Return the sites that take part in a study, without those that do not; nothing is trained.
 
     Args:
         chosen: The study.
@@ -313,12 +312,6 @@ def joined(chosen: Study, post: Post, names: Sequence[str], deadlines: Deadlines
     roster.gather(wait)
     if len(roster.ready) < len(names):
         return joined(chosen, post, roster.ready, deadlines, wait, id)
-    silent = [i for i, status in roster.status.items() if status.greeting and not status.greeting.may_score]
-    if silent:
-        raise ConfigError(
-            f"strategies are compared by the scores of single cases, and the policy of {silent[0]} says case_scores = "
-            "false"
-        )
     return roster
 
 
