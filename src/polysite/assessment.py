@@ -1,7 +1,7 @@
 """From a study to a finished assessment: ask every hospital once, analyse the replies, write the folder."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -65,16 +65,8 @@ def assess(study: Study, out: Path | str | None = None, watch: Watch = Watch()) 
     engine = assessed_sites(study, watch)
     unseen = any(not splits["train"] and any(splits.values()) for splits in dealt.values())
 
-    def extend(found: Assessment) -> Assessment:
-        if not study.assess.projections or found.noise:
-            return found
-        hosts = cast(Mapping[SiteId, AssessedSite], engine.known)
-        vectors = {i: study.assess.vectors(hosts[i].features("embedding")["embedding"]) for i in found.sites}
-        angles = random_case_angles(vectors, study.seed)
-        return replace(found, case_angles=angles)
-
     sizes = {i: site.size for i, site in engine.known.items()}
-    return run_assessment(study, engine, sizes, unseen, path, watch, extend)
+    return run_assessment(study, engine, sizes, unseen, path, watch)
 
 
 def is_unprotected(study: Study) -> bool:
@@ -89,7 +81,6 @@ def run_assessment(
     unseen: bool,
     path: Path,
     watch: Watch = Watch(),
-    extend: Callable[[Assessment], Assessment] = lambda found: found,
 ) -> AssessmentRun:
     """Run the exchange on any engine and write the assessment folder.
 
@@ -100,7 +91,6 @@ def run_assessment(
         unseen: Whether models will serve sites that do not train; strategies with several models are then left out.
         path: The new folder.
         watch: Observer of the progress.
-        extend: Adds results that need single cases, which only a simulation has; nothing by default.
     """
     if study.assess.private.on:
         privacy.require()
@@ -115,8 +105,11 @@ def run_assessment(
     (only,) = run_rounds(algorithm, engine, {}, Plan(rounds=1), study.seed, watch=watch)
     found = analyse(only.state.replies, study.assess, study.encoder.words)
     sent = {site: (only.replies[site].nbytes, "what was refused") for site in only.refused}
-    found = replace(found, refused={**only.refused, **found.refused}, left={**found.left, **sent})
-    assessment = extend(found)
+    assessment = replace(found, refused={**only.refused, **found.refused}, left={**found.left, **sent})
+    if engine.simulated and study.assess.projections and not found.noise:  # single cases do not leave real hospitals
+        hosts = cast(Mapping[SiteId, AssessedSite], engine.known)
+        vectors = {i: study.assess.vectors(hosts[i].features("embedding")["embedding"]) for i in found.sites}
+        assessment = replace(assessment, case_angles=random_case_angles(vectors, study.seed))
     verdict = judge(assessment, modalities_can_change=isinstance(study.data, Files), unseen=unseen)
     base = _allowing(pinned(replace(study, run=replace(study.run, pooled=False))), assessment)
     changed = {file: changes for s in verdict.strategies for file, changes in s.files.items()}

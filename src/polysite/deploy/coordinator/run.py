@@ -7,6 +7,7 @@ and the name by which they know the study, so that a server that was stopped fin
 import json
 import logging
 import secrets
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -123,14 +124,13 @@ def run(
     phases, start = _phases(chosen, roster), study.initial_params(chosen)
     _check_roster(roster, phases, start)
     watch = study.tracked(watch, track, path)
-    more = {FILE: _facts(roster, id, assess, facts)}
-    folder = RunFolder.create(path, text, chosen.seed, after=after, more=more)
+    folder = RunFolder.create(path, text, chosen.seed, more={FILE: _facts(roster, id, assess, facts)})
     roster.keep(_journal(folder))
     with folder.alone():
         if assess:
             with study.logged(folder):
                 assess_sites(chosen, roster, folder.path / "assessment")
-        at = take_over(folder, phases) if after else None
+        at = _taken_over(after, folder, phases) if after else None
         final = _evaluation(chosen, roster, folder) if evaluate else None
         return study.conduct(chosen, _words(roster), phases, start, folder, at, watch, final, until)
 
@@ -315,13 +315,14 @@ def joined(chosen: Study, post: Post, names: Sequence[str], deadlines: Deadlines
     return roster
 
 
-def take_over(folder: RunFolder, phases: Sequence[Phase]) -> Progress | None:
-    """Return the position that was taken over from a run of another study, without the versions of memories, which the
-    sites do not have in this one."""
-    for path in (folder.path / "checkpoints").glob("*.safetensors"):
-        found = load_checkpoint(folder, path, phases)
-        checkpoint.save(path, replace(found, at=replace(found.at, memories={}, versions={})))
-        path.with_suffix(".json").unlink(missing_ok=True)
+def _taken_over(before: RunFolder, folder: RunFolder, phases: Sequence[Phase]) -> Progress | None:
+    """Copy rounds and checkpoints of another study, and return their last position. The versions of memories are left
+    out: sites have none of them in this study."""
+    shutil.copy(before.path / "rounds.jsonl", folder.path)
+    for path in sorted((before.path / "checkpoints").glob("*.safetensors")):  # of rounds last: they need the others
+        found = load_checkpoint(before, path, phases)
+        new = replace(found, at=replace(found.at, memories={}, versions={}))
+        checkpoint.save(folder.path / "checkpoints" / path.name, new)
     return find_progress(folder, phases)
 
 
