@@ -200,15 +200,13 @@ def run_chance(given: argparse.Namespace) -> None:
 
 def _held(n: int, m: int, apart: float, draws: int) -> float:
     """How often the interval of an Earth Mover's distance holds the true one."""
-    rng, only, one = np.random.default_rng(1), {"emd": earth_movers_of}, np.ones(1)
-    held = 0
+    rng, held = np.random.default_rng(1), 0
     for k in range(draws):
         a, b = np.sort(rng.normal(0, 1, (1, n))), np.sort(rng.normal(apart, 1, (1, m)))
-        again = significance.resampled(
-            a, b, (significance.counts(f"a{k}", n, 300), significance.counts(f"b{k}", m, 300)), only, one
-        )
-        p = significance.permuted(a, b, only, one, 999)["emd"][0]
-        upper = significance.upper(again["emd"][0])
+        drawn = significance.counts(f"a{k}", n, 300), significance.counts(f"b{k}", m, 300)
+        again = significance.resampled(a, b, drawn, earth_movers_of)
+        p, _ = significance.permuted(a, b, earth_movers_of, 999)
+        upper = significance.upper(again[0])
         low, high = significance.interval(earth_movers([a, b])[0, 0, 1], upper, p[0])
         held += bool(low <= apart <= high)
     return held / draws

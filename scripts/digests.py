@@ -310,7 +310,6 @@ rounds = 3
 [assess]
 permutations = 99
 resamples = 100
-other_encoders = []
 """
 ADVISED = """
 [data]

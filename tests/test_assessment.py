@@ -150,13 +150,6 @@ def test_under_secure_sums_an_assessment_needs_noise(tmp_path):
     assert any('use = "on"' in file.read_text() for file in (tmp_path / "masked" / "strategies").iterdir())
 
 
-def test_other_encoders_are_checked_before_anything_is_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(assessment, "assessed_sites", lambda *given: pytest.fail("measured"))
-    for names, said in ((("bundlet",), "did you mean 'bundled'"), (("medicalnet",), "encoder.path is missing")):
-        with pytest.raises(ConfigError, match=said):
-            found(replace(DRAWN, assess=replace(FAST, other_encoders=names)), tmp_path / "found")
-
-
 @pytest.mark.slow
 def test_every_study_that_is_advised_runs(tmp_path):
     """On hospitals of which one is far out: weights, groups and the yardstick train as they are written."""
@@ -266,7 +259,7 @@ def test_flat_images_and_classes(tmp_path):
     flat = found(base, tmp_path / "found")
     ill = flat.quantities["class ill"]
     assert ill.mean * ill.divisors["north"] == pytest.approx(0.5)
-    assert list(flat.distances) == ["emd", "euclidean", "energy", "mmd", "frechet"]
+    assert list(flat.distances) == ["emd", "euclidean", "energy"]
 
 
 def test_nothing_but_the_reply_leaves(scans):

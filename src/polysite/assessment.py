@@ -1,7 +1,7 @@
 """From a study to a finished assessment: ask every hospital once, analyse the replies, write the folder."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -21,13 +21,13 @@ from polysite.engines.run_folder import RunFolder, versions
 from polysite.engines.secure.settings import Secure
 from polysite.engines.simulator import Simulator
 from polysite.engines.watch import Watch
-from polysite.errors import ConfigError, RunError, nearest
+from polysite.errors import ConfigError, RunError
 from polysite.foreign import parse_json
 from polysite.heterogeneity.analysis import analyse, random_case_angles
 from polysite.heterogeneity.assessment import Assessment
 from polysite.heterogeneity.bounds import INTENSITY
 from polysite.heterogeneity.verdict import Verdict, judge
-from polysite.models.encoders import ENCODERS, Embedder, Encoder
+from polysite.models.encoders import Embedder
 from polysite.payload import SiteId, natural
 from polysite.report import assess_page
 from polysite.site import AssessedSite, Site
@@ -61,46 +61,17 @@ def assess(study: Study, out: Path | str | None = None, watch: Watch = Watch()) 
         watch: Observer of the progress.
     """
     path = vacant(Path(out) if out else RunFolder.fresh(Path("assessments"), "assess"), "assessment")
-    others, dealt = _other_encoders(study), deal_volumes(study)
+    dealt = deal_volumes(study)
     engine = assessed_sites(study, watch)
     unseen = any(not splits["train"] and any(splits.values()) for splits in dealt.values())
 
-    def extend(found: Assessment) -> Assessment:
-        if not study.assess.projections or found.noise:
-            return found
-        hosts = cast(Mapping[SiteId, AssessedSite], engine.known)
-        vectors = {i: study.assess.vectors(hosts[i].features("embedding")["embedding"]) for i in found.sites}
-        angles = random_case_angles(vectors, study.seed)
-        named = {f'encoder.name = "{name}"': _outlier(replace(study, encoder=e), watch) for name, e in others.items()}
-        return replace(found, case_angles=angles, alternatives={**found.alternatives, "euclidean": named})
-
     sizes = {i: site.size for i, site in engine.known.items()}
-    return run_assessment(study, engine, sizes, unseen, path, watch, extend)
+    return run_assessment(study, engine, sizes, unseen, path, watch)
 
 
 def is_unprotected(study: Study) -> bool:
     """Return whether an assessment would leave without the masks or the noise that a study promises."""
     return (study.run.secure.on or study.train.private.on) and not study.assess.private.on
-
-
-def _other_encoders(study: Study) -> dict[str, Encoder]:
-    """Return the encoders of ``assess.other_encoders`` but the study's own; refuse an unknown or unusable one."""
-    found: dict[str, Encoder] = {}
-    for name in study.assess.other_encoders if study.assess.projections else ():
-        if name not in ENCODERS:
-            raise ConfigError(f"assess.other_encoders names {name!r}; {nearest(name, ENCODERS)}")
-        if not isinstance(study.encoder, ENCODERS[name]):
-            found[name] = ENCODERS[name]()
-            _ = found[name].fingerprint  # refuses an encoder whose weights are not there, before anything is measured
-    return found
-
-
-def _outlier(study: Study, watch: Watch) -> SiteId:
-    """Return the most distant site by the Euclidean distance of the study's encoder, with the fewest permutations."""
-    quick = replace(study.assess, permutations=99, resamples=100)
-    engine = assessed_sites(study, watch)
-    (only,) = run_rounds(cast(Algorithm[Any], quick), engine, {}, Plan(rounds=1), study.seed)
-    return analyse(only.state.replies, quick).distances["euclidean"].outlier
 
 
 def run_assessment(
@@ -110,7 +81,6 @@ def run_assessment(
     unseen: bool,
     path: Path,
     watch: Watch = Watch(),
-    extend: Callable[[Assessment], Assessment] = lambda found: found,
 ) -> AssessmentRun:
     """Run the exchange on any engine and write the assessment folder.
 
@@ -121,7 +91,6 @@ def run_assessment(
         unseen: Whether models will serve sites that do not train; strategies with several models are then left out.
         path: The new folder.
         watch: Observer of the progress.
-        extend: Adds results that need single cases, which only a simulation has; nothing by default.
     """
     if study.assess.private.on:
         privacy.require()
@@ -136,8 +105,11 @@ def run_assessment(
     (only,) = run_rounds(algorithm, engine, {}, Plan(rounds=1), study.seed, watch=watch)
     found = analyse(only.state.replies, study.assess, study.encoder.words)
     sent = {site: (only.replies[site].nbytes, "what was refused") for site in only.refused}
-    found = replace(found, refused={**only.refused, **found.refused}, left={**found.left, **sent})
-    assessment = extend(found)
+    assessment = replace(found, refused={**only.refused, **found.refused}, left={**found.left, **sent})
+    if engine.simulated and study.assess.projections and not found.noise:  # single cases do not leave real hospitals
+        hosts = cast(Mapping[SiteId, AssessedSite], engine.known)
+        vectors = {i: study.assess.vectors(hosts[i].features("embedding")["embedding"]) for i in found.sites}
+        assessment = replace(assessment, case_angles=random_case_angles(vectors, study.seed))
     verdict = judge(assessment, modalities_can_change=isinstance(study.data, Files), unseen=unseen)
     base = _allowing(pinned(replace(study, run=replace(study.run, pooled=False))), assessment)
     changed = {file: changes for s in verdict.strategies for file, changes in s.files.items()}

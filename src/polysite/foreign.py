@@ -53,6 +53,7 @@ REMOVED = {
     "train.clean.auto": Removed("choose a fixed cleaning, such as train.clean.largest = true", idle=False),
     "algorithm.freeze": Removed("leave it out: distances are measured in every round", idle=False),
     "algorithm.fewest": Removed("choose run.secure.use = 'on' with algorithm.together = true", idle=0),
+    "assess.other_encoders": Removed("assess again with another [encoder]", idle=["bundled"]),
     "run.guard.jury": Removed("leave it out, or choose a robust rule (docs/algorithms.md#attacks)", idle=0),
 }
 _reported: set[str] = set()

@@ -89,9 +89,19 @@ def _check_exceptions(found):
     [
         (replace(BASE, then=({"algorithm": "fine_tune"},)), 20, "an advice chooses the phases: leave them out"),
         (BASE, 1, "raise it, or name fewer"),
+        (config.vary(BASE, {"run": {"secure": {"use": "on"}}}), 20, "set assess.private.epsilon"),
     ],
 )
 def test_what_is_refused_leaves_no_folder_that_would_refuse_another(chosen, budget, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         advice.advise(chosen, tmp_path / "out", budget)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_advice_whose_shared_first_phase_fails_says_so(tmp_path):
+    class Full(JobsHere):
+        def train(self, jobs):
+            return {job.title: "no memory" for job in jobs if job.method == "one model, first phase"}
+
+    with pytest.raises(RunError, match="one model, first phase failed, which all others are compared with: no memory"):
+        advice.advise(BASE, tmp_path / "out", 20, inner=2, trainer=Full())

@@ -147,7 +147,7 @@ def test_where_all_differ_from_all_it_is_local_training():
     for text, others in ((f.text, against[f.site]) for f in judge(found).findings if f.about == "labels"):
         if text.startswith("WT"):
             assert ("elsewhere" if len(others) == 3 else f", at {' and '.join(others)} ") in text
-    assert found.distances["energy"].against.keys() == set("abcd") and found.distances["mmd"].against == {}
+    assert found.distances["energy"].against.keys() == set("abcd") and found.distances["euclidean"].against == {}
 
 
 def test_those_that_differ_are_grouped_by_kind():

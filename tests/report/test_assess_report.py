@@ -62,7 +62,7 @@ def test_the_page_stands_alone_and_holds_everything(tmp_path, count, settings):
     assert len(identities) == len(set(identities))  # the figures do not borrow from one another
     # every figure is in the page and in files
     drawn, files = figures(found), tmp_path / "figures"
-    assert text.count("<svg") == len(drawn) == (12 if settings is LOOKS else 4)
+    assert text.count("<svg") == len(drawn) == (10 if settings is LOOKS else 4)
     expected = [f"{n}.{kind}" for n in drawn for kind in ("pdf", "png", "svg")]
     assert sorted(p.name for p in files.iterdir()) == sorted([*expected, "captions.json"])
     assert sorted(json.loads((files / "captions.json").read_text(encoding="utf-8"))) == drawn

@@ -1,7 +1,6 @@
 """From an assessment to a decision: which strategy every hospital should use, with the evidence for it."""
 
 from polysite.advice.advise import advise
-from polysite.advice.deliver import file_of
 from polysite.advice.page import write as write_page
 from polysite.advice.result import Advice, plain
 from polysite.advice.stages import TRAININGS
@@ -13,7 +12,6 @@ __all__ = [
     "advise",
     "against_given",
     "decision",
-    "file_of",
     "hospitals",
     "models",
     "plain",

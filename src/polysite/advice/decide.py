@@ -34,6 +34,7 @@ something else than this strategy are found in ``exceptions.py``.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
+from statistics import fmean
 
 from polysite.advice.contenders import Contender
 from polysite.advice.tournament import Key, Played, grouped
@@ -150,9 +151,10 @@ def differences(one: Played, other: Played) -> dict[Key, float]:
 
 def gain_of(differences: Mapping[Key, float]) -> Gain:
     """Return the mean of paired differences with its bootstrap interval; cases are resampled inside hospitals."""
-    values = list(differences.values())
-    low, high = interval(values, [site for site, _ in differences])
-    return Gain(sum(values) / len(values), low, high, len(values))
+    sites = grouped(differences)
+    values = [value for here in sites.values() for value in here]
+    low, high = interval(values, [site for site, here in sites.items() for _ in here])
+    return Gain(fmean(values), low, high, len(values))
 
 
 def chance(gains: Mapping[Key, float], apart: Sequence[float]) -> float:
@@ -210,4 +212,4 @@ def by_fold(differences: Mapping[Key, float], folds: Mapping[Key, int]) -> tuple
     found: dict[int, list[float]] = {}
     for key, value in differences.items():
         found.setdefault(folds[key], []).append(value)
-    return tuple(sum(found[k]) / len(found[k]) for k in sorted(found))
+    return tuple(fmean(found[k]) for k in sorted(found))

@@ -38,7 +38,7 @@ class Delivered:
     """Models of a study, as a finished run."""
 
     run: Run
-    members: int  # trainings on all cases whose predictions are averaged; 0: the models of the inner folds are
+    members: int  # trainings on all cases whose predictions are averaged
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,8 @@ class Recipe:
     delivered: Delivered | None = None
 
     def file(self, kind: str) -> str:
-        """Return the name of its file, or folder, of a kind."""
-        return file_of(kind, self.name) if self.name else kind
-
-
-def file_of(kind: str, strategy: str) -> str:
-    """Return the name of a file or folder that only exceptions use.
-
-    >>> file_of("study", "own 1 after fedavg")
-    'study-own-1-after-fedavg'
-    """
-    return f"{kind}-{strategy.replace(' ', '-')}"
+        """Return the name of its file, or folder, of a kind: of exceptions, such as study-own-1-after-fedavg."""
+        return "-".join([kind, *self.name.split()])
 
 
 def steps_of(chosen: Study) -> int:
@@ -83,18 +74,22 @@ def steps_spent(played: Iterable[Played]) -> int:
     return sum(steps[job.method, job.root] for job in jobs.values())
 
 
-def to_train(compared: Sequence[Recipe], base: Study, left: float | None) -> tuple[list[Recipe], Effort]:
+def to_train(
+    compared: Sequence[Recipe], base: Study, left: float | None, members: int = MEMBERS
+) -> tuple[list[Recipe], Effort]:
     """Return what is trained on all cases, and how long and how often what is left affords.
 
     Args:
         compared: Recipes with the studies as they were compared.
         base: The study that was given; theirs are validated as often.
         left: Steps that are left of the budget; None without a budget, where nothing is trained.
+        members: Most trainings whose predictions are averaged.
     """
     short = [replace(recipe, study=watched(recipe.study, base)) for recipe in compared]
     if left is None:
         return short, Effort(1.0, 0)
-    most = 1 if any(recipe.played.contender.ends_in_clusters for recipe in short) else MEMBERS  # cannot be averaged
+    clusters = any(recipe.played.contender.ends_in_clusters for recipe in short)  # they cannot be averaged
+    most = 1 if clusters else members
     found = effort(left, _steps(short), most)
     while True:  # numbers of rounds are rounded, so that the first one may take more than is left
         long = [replace(recipe, study=longer(recipe.study, found.times)) for recipe in short]
@@ -188,13 +183,3 @@ def _delivered(runs: Sequence[Path], out: Path) -> Delivered:
     run = made_ensemble(runs, out) if len(runs) > 1 else Run(RunFolder(out), RunFolder(out).result)
     model = config.parse(run.folder.config, where=str(out / "config.toml")).model
     return Delivered(run, len(model.members) if isinstance(model, Ensemble) else 1)
-
-
-def of_inner_folds(recipe: Recipe, runs: Runs) -> Recipe:
-    """Return a recipe with the models of the inner folds as one ensemble per hospital; without models if they are of
-    patients' clusters."""
-    if recipe.played.contender.ends_in_clusters:
-        return recipe
-    runs.trainer.step("the models of the inner folds together", 0)
-    members = [job.run for job in recipe.played.jobs]
-    return replace(recipe, delivered=Delivered(made_ensemble(members, runs.folder / recipe.file(MODELS)), 0))

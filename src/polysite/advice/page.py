@@ -9,7 +9,6 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from polysite.advice.decide import Gain
-from polysite.advice.personal import Choice
 from polysite.advice.result import Advice, plain
 from polysite.advice.tables import against_given, by_hospital, costs, decision, hospitals, models, strategies, tested
 from polysite.report.drawing import unformatted
@@ -59,7 +58,6 @@ def _how(found: Advice) -> Markup:
             len(found.compared), found.gain.cases
         ),
     ]
-    items += [_second(site, choice) for site, choice in found.hospitals.items() if choice.confirmation]
     reasons = [*found.chosen.reasons] if found.chosen.family != "one model" else []
     items += [Markup("Why this strategy was tried: {}").format(reason) for reason in reasons]
     listed = Markup("").join(Markup("<li>{}</li>").format(item) for item in items)
@@ -73,16 +71,6 @@ def _how(found: Advice) -> Markup:
         link = Markup(' <a href="{}/">{}</a> is a run folder: ').format(*[plain(found)["models"]] * 2)
         files += link + " ".join(filter(None, (models(found), tested(found))))
     return Markup("<ul>{}</ul><p>{}</p>").format(listed, files)
-
-
-def _second(site: str, choice: Choice) -> Markup:
-    """Return what the second training showed for a hospital."""
-    promise, found = choice.promise, choice.confirmation
-    if promise is None or found is None:
-        return Markup("")
-    what = "its own model" if promise.contender.share else promise.contender.name
-    shown = f"{found.gain} over both trainings, p = {found.p:.2g} with all hospitals and strategies counted"
-    return Markup("{}, {}: {}; {}").format(site, what, shown, "confirmed" if found.better else "not confirmed")
 
 
 def _sites(found: Advice) -> Picture:

@@ -44,6 +44,21 @@ def comparing(trainings: float | None, strategies: Sequence[float], inner: int) 
     return found
 
 
+def runs_of(strategies: int, inner: int) -> tuple[int, int]:
+    """Return how many runs an advice takes at least, and at most.
+
+    At least: FedAvg and one model for all on every inner fold, the other strategies on the first one, own models, and a
+    training on all cases. At most, all strategies on every fold, own models after two strategies, four strategies and
+    the own models with another seed, and seven trainings on all cases: for all hospitals, and for exceptions.
+
+    >>> runs_of(2, 2), runs_of(6, 3)
+    ((10, 37), (18, 64))
+    """
+    own = 2 * inner
+    least = 2 * inner + (strategies - 1) + own + 1
+    return least, (1 + strategies) * inner + 4 * own + 4 * inner + 7
+
+
 @dataclass(frozen=True)
 class Effort:
     """How the advised study is trained on all cases."""

@@ -57,11 +57,6 @@ def models(found: Advice) -> str:
     """Return in a sentence what the delivered models are; empty if there are none."""
     if found.models is None:
         return ""
-    if not found.models.members:
-        return (
-            "for every hospital, an ensemble of the models of the inner folds. Each was trained without one of "
-            f"{len(found.final.jobs)} inner folds; the advised study trains on all cases."
-        )
     count, times = found.models.members, found.effort.times
     again = f"{count} times with different seeds; their predictions are averaged" if count > 1 else "once"
     long = f", for {times:g} times the rounds that were compared" if times > 1 else ""

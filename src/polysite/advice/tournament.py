@@ -4,9 +4,10 @@ Each inner fold is left out once: the models of that run have not seen its cases
 (``contenders.unselected``). So every case has a score by a model that does not know it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from polysite.advice.contenders import Contender, unselected
 from polysite.benchmark.jobs import Job, Trainer, inner_jobs, why_failed
@@ -34,11 +35,11 @@ class Played:
     @property
     def mean(self) -> float:
         """Mean score over all cases."""
-        return sum(self.scores.values()) / len(self.scores)
+        return fmean(self.scores.values())
 
     def by_site(self) -> dict[str, float]:
         """Return the mean score of every hospital."""
-        return {site: sum(v) / len(v) for site, v in sorted(grouped(self.scores).items())}
+        return {site: fmean(v) for site, v in sorted(grouped(self.scores).items())}
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Runs:
         place: str,
         before: Iterable[Played] = (),
         folds: Sequence[int] = (),
-        reference: str = "",
+        needed: Collection[str] = (),
     ) -> dict[str, Played]:
         """Train strategies on inner folds and return those that did not fail; runs that are done are not repeated.
 
@@ -70,10 +71,10 @@ class Runs:
             place: Name of the folder of the runs.
             before: Finished strategies; one that begins with them goes on from them.
             folds: The inner folds; all without any.
-            reference: Name of a strategy that must not fail.
+            needed: Names of strategies that must not fail.
 
         Raises:
-            RunError: The reference failed, or all strategies.
+            RunError: One that is needed failed, or all strategies.
         """
         known = {c.name: c for c in contenders}
         studies = {name: unselected(c.study) for name, c in known.items()}
@@ -81,8 +82,9 @@ class Runs:
         every = [job for mine in jobs.values() for job in mine]
         self.trainer.step(f"{len(every)} runs", 0)
         lost = why_failed(jobs, self.trainer.train([*(job for one in before for job in one.jobs), *every]))
-        if reference and lost[reference]:
-            raise RunError(f"{reference} failed, which all others are compared with: {lost[reference]}")
+        for name in needed:
+            if lost[name]:
+                raise RunError(f"{name} failed, which all others are compared with: {lost[name]}")
         if all(lost.values()):
             name, why = next(iter(lost.items()))
             raise RunError(f"{name} failed: {why}")
@@ -104,8 +106,9 @@ def played(chosen: Contender, jobs: Sequence[Job]) -> Played:
 
 
 def grouped(scores: Mapping[Key, float]) -> dict[str, list[float]]:
-    """Return the values of the cases of every hospital."""
+    """Return the values of the cases of every hospital, smallest first: an order that does not depend on their names,
+    which are pseudonyms where the hospitals are real."""
     found: dict[str, list[float]] = {}
-    for (site, _), score in scores.items():
+    for site, score in sorted((site, score) for (site, _), score in scores.items()):
         found.setdefault(site, []).append(score)
     return found

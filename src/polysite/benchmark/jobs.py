@@ -20,7 +20,7 @@ from polysite.config import Study
 from polysite.data.case import SPLITS
 from polysite.data.federation import Natural
 from polysite.data.files import Files
-from polysite.data.sources import Source
+from polysite.data.sources import AtHospitals, Source
 from polysite.data.split import SiteSplit, table
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, DataError, PolysiteError, RunError, nearest
@@ -443,7 +443,10 @@ def fits(job: Job, dealt: Mapping[str, SiteSplit]) -> None:
         return
     wanted = config.parse(config.dump(study.pinned(job.study)))
     folder = RunFolder.open(job.run)
-    if config.parse(folder.config, where=str(job.run / "config.toml")) != wanted:
+    known = config.parse(folder.config, where=str(job.run / "config.toml"))
+    if isinstance(known.data, AtHospitals):  # here they are only counted
+        known = replace(known, data=wanted.data)
+    if known != wanted:
         raise RunError(f"{job.run} was trained with another configuration; choose another --out, or remove it")
-    if table(dealt) != folder.split:
+    if folder.split and table(dealt) != folder.split:  # real hospitals keep theirs
         raise RunError(f"{job.run} was trained on other cases than there are now; choose another --out, or remove it")

@@ -135,14 +135,8 @@ def run(
     if resume and (config or override or out):
         raise PolysiteError("--resume takes its configuration from the run folder; leave out the file, --set and --out")
     from polysite.deploy.coordinator import run as coordinator
-    from polysite.deploy.project import Project as Loaded
-    from polysite.engines.sites import Deadlines
 
-    found = Loaded.load(project)
-    for remark in found.remarks:
-        say(remark, file=sys.stderr)
-    found.check_enrolled(min_sites or found.min_sites)
-    deadlines = Deadlines(quorum=min_sites or found.min_sites, deadline=deadline or found.deadline)
+    found, deadlines = loaded(project, min_sites, deadline)
     study = None if resume else study_of(config, override or [])
     if study is not None:
         coordinator.check(study)
@@ -158,6 +152,18 @@ def run(
                 study, link, names, out, watch, deadlines=deadlines, assess=assess, wait=wait
             )
     _publish(done, quiet, as_json)
+
+
+def loaded(project: Path, min_sites: int | None, deadline: float | None) -> tuple[Any, Any]:
+    """Return a project with its remarks said and enough hospitals enrolled, and its deadlines."""
+    from polysite.deploy.project import Project as Loaded
+    from polysite.engines.sites import Deadlines
+
+    found = Loaded.load(project)
+    for remark in found.remarks:
+        say(remark, file=sys.stderr)
+    found.check_enrolled(min_sites or found.min_sites)
+    return found, Deadlines(quorum=min_sites or found.min_sites, deadline=deadline or found.deadline)
 
 
 @coordinator.command()

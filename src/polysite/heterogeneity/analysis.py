@@ -11,7 +11,7 @@ computed on the same embeddings.
     EMD_f      mean of D_f over the pairs; f_I and f_L: the modality and the label for which it is largest
     emd        (D_{f_I} + D_{f_L}) / 2, or the mean of all D_f (``combine = "mean"``)
     euclidean  distance between the mean embeddings
-    energy, mmd, frechet   root of the mean, over random directions, of the squares in distances.py
+    energy     root of the mean, over random directions, of the squares in distances.py
     outlier    the site with the largest sum of distances to the others
 """
 
@@ -50,7 +50,6 @@ from polysite.payload import Payload, SiteId, natural
 
 MAX_VALUES = 256  # of the list that represents several sites
 SCALES, COMBINES = (get_args(get_type_hints(Assess)[name]) for name in ("scale", "combine"))
-OTHERS = {name: statistic for name, statistic in SQUARES.items() if name not in TESTED}
 UNITS = {3: "mL", 2: "cm²"}
 
 
@@ -150,7 +149,6 @@ def _metadata(
     factors = {scale: _by_first(unit / each) for scale, each in divisors.items()}
     rescale = factors[settings.scale]
     matrices = plain * rescale
-    only, widths = {"emd": earth_movers_of}, np.ones(len(names))
     # enough permutations for the smallest p to stay significant after all corrections
     draws = max(settings.permutations, min(40 * len(names) * len(sites) ** 2 // 2, MAX_PERMUTATIONS))
 
@@ -164,7 +162,7 @@ def _metadata(
     found = Tested.empty(len(sites), settings.resamples)
 
     def compare(i: int, j: int, draws: int) -> Values:
-        p, chance = significance.permuted(laws[i], laws[j], only, widths, draws)["emd"]
+        p, chance = significance.permuted(laws[i], laws[j], earth_movers_of, draws)
         each[:, i, j] = each[:, j, i] = p
         found.p[i, j] = found.p[j, i] = significance.simes(p)  # that two sites differ in any quantity
         return chance
@@ -172,7 +170,7 @@ def _metadata(
     def pair(i: int, j: int) -> Pair:
         chance = compare(i, j, draws if len(sites) <= LARGE else significance.FIRST - 1)
         drawn_pair = drawn[sites[i]], drawn[sites[j]]
-        again = significance.resampled(laws[i][picked], laws[j][picked], drawn_pair, only, widths[picked])["emd"]
+        again = significance.resampled(laws[i][picked], laws[j][picked], drawn_pair, earth_movers_of)
         ratio = rescale[picked, i, j]
         samples, by_chance = (again * ratio[:, None]).mean(0), float((chance[picked] * ratio).mean(0))
         return distance[i, j], samples, found.p[i, j], by_chance
@@ -184,7 +182,7 @@ def _metadata(
 
     def test(i: int, others: Sequence[int]) -> float:
         rest = _together(laws, cases, others)
-        alone[:, i] = significance.permuted(laws[i], rest, only, widths, draws)["emd"][0]
+        alone[:, i], _ = significance.permuted(laws[i], rest, earth_movers_of, draws)
         return float(significance.simes(alone[:, i]))
 
     together = found.set_apart(test)
@@ -232,28 +230,26 @@ def _together(laws: Sequence[Values], cases: Sequence[float], which: Sequence[in
 def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mapping[SiteId, Values]) -> dict[str, Tested]:
     sites = list(heard)
     laws, cases = [r["directions"]["embedding"] for r in heard.values()], [r["cases"] for r in heard.values()]
-    widths = _pooled(laws, cases)
     draws = max(settings.permutations, min(20 * len(sites) ** 2, MAX_PERMUTATIONS))
     large = len(sites) > LARGE
     fewer = settings.permutations if len(sites) <= MANY else CHANCE if large else significance.FIRST - 1
+    counts = {"euclidean": fewer, "energy": significance.FIRST - 1 if large else draws}
     found = {n: Tested.empty(len(sites), settings.resamples) for n in SQUARES}
-    only = {"energy": SQUARES["energy"]}
 
     def pair(i: int, j: int) -> dict[str, Pair]:
         a, b = sites[i], sites[j]
-        tested = significance.permuted(laws[i], laws[j], only, widths, significance.FIRST - 1 if large else draws)
-        tested |= significance.permuted(laws[i], laws[j], OTHERS, widths, fewer)
-        again = significance.resampled(laws[i], laws[j], (drawn[a], drawn[b]), SQUARES, widths)
         once = np.ones((1, laws[i].shape[1])), np.ones((1, laws[j].shape[1]))
-        seen = significance.resampled(laws[i], laws[j], once, SQUARES, widths)
         pairs: dict[str, Pair] = {}
-        for name in found:
-            here = exact = float(np.sqrt(seen[name].mean()))
+        for name, statistic in SQUARES.items():
+            again, seen = (
+                significance.resampled(laws[i], laws[j], each, statistic) for each in ((drawn[a], drawn[b]), once)
+            )
+            here = exact = float(np.sqrt(seen.mean()))
             if name == "euclidean":  # the means are known exactly; the directions give their variation
                 exact = float(np.linalg.norm(_mean(heard[a]) - _mean(heard[b])))
             stretch = exact / here if here else 1.0
-            p, chance = tested[name]
-            samples = np.sqrt(again[name].mean(0)) * stretch
+            p, chance = significance.permuted(laws[i], laws[j], statistic, counts[name])
+            samples = np.sqrt(again.mean(0)) * stretch
             pairs[name] = exact, samples, float(significance.simes(p)), float(np.sqrt(chance.mean()) * stretch)
         return pairs
 
@@ -263,11 +259,11 @@ def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mappin
             each.put(i, [pairs[name] for pairs in row])
     energy = found["energy"]
     for i, j in _farthest(energy.matrix):
-        p, _ = significance.permuted(laws[i], laws[j], only, widths, fine(len(sites)))["energy"]
+        p, _ = significance.permuted(laws[i], laws[j], SQUARES["energy"], fine(len(sites)))
         energy.p[i, j] = energy.p[j, i] = significance.simes(p)
 
     def test(i: int, others: Sequence[int]) -> float:
-        p, _ = significance.permuted(laws[i], _together(laws, cases, others), only, widths, draws)["energy"]
+        p, _ = significance.permuted(laws[i], _together(laws, cases, others), SQUARES["energy"], draws)
         return float(significance.simes(p))
 
     return {**found, "energy": energy.set_apart(test)}

@@ -30,8 +30,6 @@ TITLES = {
     "emd": "Earth Mover's distance of the metadata",
     "euclidean": "Euclidean distance of the mean embeddings",
     "energy": "energy distance of the embeddings",
-    "mmd": "maximum mean discrepancy of the embeddings",
-    "frechet": "Fréchet distance of the embeddings",
     "shift": "shift of the means of the metadata",
     "centre": "distance of the mean embeddings under noise",
 }

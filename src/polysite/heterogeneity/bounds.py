@@ -11,8 +11,8 @@ The ranges belong to the study and do not depend on any data. The sum over the p
 of such a vector, so that one patient more or less changes it by at most 1; ``engines/noise.py`` adds noise of a
 deviation that follows from ``epsilon``. The number of patients is taken for public.
 
-Sorted lists, angles between cases, the energy, MMD and Frechet distances, counts of cases without any label and the
-unit of a hospital as a whole are no sums of bounded numbers: they do not leave.
+Sorted lists, angles between cases, the energy distance, counts of cases without any label and the unit of a hospital as
+a whole are no sums of bounded numbers: they do not leave.
 """
 
 from collections.abc import Mapping

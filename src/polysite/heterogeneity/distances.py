@@ -6,10 +6,6 @@ hospitals, with weights w = 1/n at the values of the one and -1/m at those of th
     Earth Mover's   W1 = sum |c| dz          (SciPy: wasserstein_distance)
     energy          E^2 = 2 sum c^2 dz       (SciPy: energy_distance)
     shift           d = sum w z              (difference of the means)
-    MMD             M^2 = w' K w,  K = exp(-|z - z'| / s)   (scikit-learn: laplacian_kernel)
-    Frechet         F^2 = d^2 + (difference of the standard deviations)^2
-
-On a sorted list the kernel needs no matrix: a_r = a_{r-1} exp(-dz_r / s) + w_r gives w' K w = sum_r w_r (2 a_r - w_r).
 
 All are zero between equal lists, symmetric, and independent of the order and the duplication of the values. Other
 weights on the same z represent a permutation or a bootstrap resample of the same pair.
@@ -20,8 +16,6 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-
-from polysite.compiled import compiled
 
 Values = NDArray[np.float64]
 CHUNK = (
@@ -112,11 +106,6 @@ class Weights:
             np.add(sums[..., r - 1], self.each[..., r], out=sums[..., r])
         return sums[..., :-1]
 
-    @cached_property
-    def parts(self) -> tuple[Values, Values]:
-        """Weights of the one hospital and of the other, both positive."""
-        return np.maximum(self.each, 0), np.maximum(-self.each, 0)
-
 
 def chunks(quantities: int, draws: int) -> Iterator[slice]:
     """Yield slices of quantities with ``CHUNK`` draws together, or one at a time.
@@ -129,55 +118,23 @@ def chunks(quantities: int, draws: int) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-# A function of z (quantity, value), weights and the width s of each quantity; it returns (quantity, draw).
-Statistic = Callable[[Values, Weights, Values], Values]
+# A function of z (quantity, value) and weights; it returns (quantity, draw).
+Statistic = Callable[[Values, Weights], Values]
 
 
-def earth_movers_of(z: Values, weights: Weights, width: Values) -> Values:
+def earth_movers_of(z: Values, weights: Weights) -> Values:
     """Return the Earth Mover's distances."""
     return _along(np.abs(weights.running), np.diff(z))
 
 
-def energy(z: Values, weights: Weights, width: Values) -> Values:
+def energy(z: Values, weights: Weights) -> Values:
     """Return the squared energy distances."""
     return 2 * _along(np.square(weights.running), np.diff(z))
 
 
-def shift(z: Values, weights: Weights, width: Values) -> Values:
+def shift(z: Values, weights: Weights) -> Values:
     """Return the squared differences of the means."""
     return np.square(_along(weights.running, np.diff(z)))
-
-
-def discrepancy(z: Values, weights: Weights, width: Values) -> Values:
-    """Return the squared maximum mean discrepancies."""
-    fade = np.exp(-np.diff(z, prepend=z[:, :1]) / np.where(width > 0, width, 1.0)[:, None])
-    along = np.ascontiguousarray(np.moveaxis(weights.each, -1, -2))  # (value, draw) or (quantity, value, draw)
-    square = np.zeros((len(z), along.shape[-1]))
-    compiled(_recur)(fade, along if along.ndim == 3 else along[None], square)
-    return np.where(square > 1e-12, square, 0.0)  # smaller values are rounding error: the range is 0 to 2
-
-
-def _recur(fade: Values, weights: Values, square: Values) -> None:
-    """Add w' K w to ``square`` (quantity, draw); weights (quantity, value, draw), or (1, value, draw) for all."""
-    sums = np.empty(square.shape[1])
-    for k in range(square.shape[0]):
-        here = weights[k if weights.shape[0] > 1 else 0]
-        sums[:] = 0.0
-        for r in range(here.shape[0]):
-            for d in range(sums.shape[0]):
-                sums[d] = sums[d] * fade[k, r] + here[r, d]
-                square[k, d] += here[r, d] * (2.0 * sums[d] - here[r, d])
-
-
-def frechet(z: Values, weights: Weights, width: Values) -> Values:
-    """Return the squared Fréchet distances."""
-    centred = z - z.mean(1, keepdims=True)
-    first, second = (
-        np.sqrt(np.maximum(_along(half, np.square(centred)) - np.square(_along(half, centred)), 0.0))
-        for half in weights.parts
-    )
-    square: Values = shift(z, weights, width) + np.square(first - second)
-    return square
 
 
 def _along(weights: Values, values: Values) -> Values:
@@ -186,7 +143,7 @@ def _along(weights: Values, values: Values) -> Values:
 
 
 # statistics that are averaged over the directions of an embedding; all are squares
-SQUARES: Mapping[str, Statistic] = {"euclidean": shift, "energy": energy, "mmd": discrepancy, "frechet": frechet}
+SQUARES: Mapping[str, Statistic] = {"euclidean": shift, "energy": energy}
 
 
 def angle(one: Values, other: Values) -> float:

@@ -55,8 +55,6 @@ class Assess:
             0 for no embeddings.
         positions: Components of an embedding as a mean over the encoder's positions (``mean``), which does not depend
             on the size of a scan, or as a sum, as in the paper (``sum``: sqrt(P) times as large with P positions).
-        other_encoders: Encoders by name whose most distant site is computed too, in a simulation; the study's own is
-            left out.
         scale: Divide the distance of two sites in a quantity by its standard deviation over all sites (``pooled``), by
             that of the site that comes first in the order of names, as in the paper (``first``), or not (``none``).
         combine: Average the modality and the label with the largest distances (``max``), or all quantities (``mean``).
@@ -73,7 +71,6 @@ class Assess:
     modalities: Literal["apart", "mean"] = "apart"
     projections: int = 64
     positions: Literal["mean", "sum"] = "mean"
-    other_encoders: tuple[str, ...] = ("bundled",)
     scale: Literal["pooled", "first", "none"] = "pooled"
     combine: Literal["max", "mean"] = "max"
     take: Literal["least", "literal"] | int = "least"

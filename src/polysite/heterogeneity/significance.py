@@ -15,7 +15,6 @@ do above it: D - (q - D) to q, with q their 97.5 % quantile; and down to zero if
 cases.
 """
 
-from collections.abc import Mapping
 from functools import lru_cache
 from math import comb
 from zlib import crc32
@@ -37,31 +36,26 @@ def _permutations(n: int, m: int, block: int, count: int = FIRST) -> Weights:
     return Weights(np.where(smallest, 1 / n, -1 / m)[:count])
 
 
-def permuted(
-    one: Values, other: Values, statistics: Mapping[str, Statistic], widths: Values, draws: int
-) -> dict[str, tuple[Values, Values]]:
-    """Return for every statistic the p of every quantity (row), and the mean of the statistic over the permutations.
+def permuted(one: Values, other: Values, statistic: Statistic, draws: int) -> tuple[Values, Values]:
+    """Return the p of every quantity (row), and the mean of the statistic over the permutations.
 
     p is (1 + permutations at least as extreme) / (1 + permutations).
     """
     z, here, _ = merged(one, other)
-    sizes, results = (one.shape[1], other.shape[1]), {}
-    for name, statistic in statistics.items():
-        least = statistic(z, Weights(here[:, None]), widths) * (1 - 1e-9)
-        extreme, done = np.zeros(len(z)), np.zeros(len(z))
-        chance, still = np.zeros(len(z)), np.arange(len(z))
-        for block in range(-(-draws // FIRST)):
-            weights = _permutations(*sizes, block, min(draws - block * FIRST, FIRST))
-            drawn = statistic(z[still], weights, widths[still])
-            extreme[still] += np.count_nonzero(drawn >= least[still], axis=1)
-            done[still] += drawn.shape[1]
-            if not block:
-                chance = drawn.mean(1)
-            still = still[(1 + extreme[still]) / (1 + done[still]) <= OPEN]
-            if not len(still):
-                break
-        results[name] = (1 + extreme) / (1 + done), chance
-    return results
+    least = statistic(z, Weights(here[:, None])) * (1 - 1e-9)
+    extreme, done = np.zeros(len(z)), np.zeros(len(z))
+    chance, still = np.zeros(len(z)), np.arange(len(z))
+    for block in range(-(-draws // FIRST)):
+        weights = _permutations(one.shape[1], other.shape[1], block, min(draws - block * FIRST, FIRST))
+        drawn = statistic(z[still], weights)
+        extreme[still] += np.count_nonzero(drawn >= least[still], axis=1)
+        done[still] += drawn.shape[1]
+        if not block:
+            chance = drawn.mean(1)
+        still = still[(1 + extreme[still]) / (1 + done[still]) <= OPEN]
+        if not len(still):
+            break
+    return (1 + extreme) / (1 + done), chance
 
 
 def counts(site: str, cases: int, draws: int) -> Values:
@@ -70,18 +64,14 @@ def counts(site: str, cases: int, draws: int) -> Values:
     return rng.multinomial(cases, np.full(cases, 1 / cases), draws).astype(np.float64)
 
 
-def resampled(
-    one: Values, other: Values, drawn: tuple[Values, Values], statistics: Mapping[str, Statistic], widths: Values
-) -> dict[str, Values]:
-    """Return every statistic of every quantity in every resample: (quantity, resample)."""
+def resampled(one: Values, other: Values, drawn: tuple[Values, Values], statistic: Statistic) -> Values:
+    """Return the statistic of every quantity in every resample: (quantity, resample)."""
     z, _, order = merged(one, other)
     weights = np.concatenate([drawn[0] / one.shape[1], -drawn[1] / other.shape[1]], -1)
-    found: dict[str, list[Values]] = {name: [] for name in statistics}
-    for chunk in chunks(len(z), len(weights)):
-        here = Weights(weights[:, order[chunk]].transpose(1, 0, 2))
-        for name, statistic in statistics.items():
-            found[name].append(statistic(z[chunk], here, widths[chunk]))
-    return {name: np.concatenate(parts) for name, parts in found.items()}
+    return np.concatenate([
+        statistic(z[chunk], Weights(weights[:, order[chunk]].transpose(1, 0, 2)))
+        for chunk in chunks(len(z), len(weights))
+    ])  # fmt: skip
 
 
 def simes(p: Values) -> Values:

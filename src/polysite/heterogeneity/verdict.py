@@ -45,9 +45,7 @@ import numpy as np
 
 from polysite.errors import DataError
 from polysite.heterogeneity.assessment import (
-    LARGE,
     LEVEL,
-    MANY,
     METADATA,
     TESTED,
     TITLES,
@@ -70,7 +68,7 @@ OMEGAS = (0.1, 0.3, 0.5)  # the weights of the paper
 PAPER = ("emd", "euclidean")  # the distances of the paper
 NAMED = 4  # sites that a finding names
 LISTED = 10  # sites; texts on more of them name the first ones and the number of others
-REASONS = 12  # findings among the reasons of a strategy, if there are more than LARGE sites
+REASONS = 12  # findings among the reasons of a strategy
 HIDDEN = 1 / 3  # standard error by noise above which a difference of one standard deviation is hidden
 SURE = 0.8  # share of the resamples with the same outlier
 Strength = Literal["clear", "likely", "thin"]
@@ -241,7 +239,7 @@ def thin(assessment: Assessment) -> Iterator[str]:
         yield f"{site} has {count} case{'s' * (count != 1)}: too few to be described without describing a patient"
     few = [site for site in assessment.sites if assessment.cases[site] < FEW]
     if few:
-        listed = some([f"{site} ({assessment.cases[site]})" for site in few], len(assessment.sites) > LISTED)
+        listed = some([f"{site} ({assessment.cases[site]})" for site in few])
         yield f"fewer than {FEW} cases at {listed}: distances are uncertain, and a difference may go unnoticed"
     unable = assessment.unable()
     if 0 < len(unable) <= 6:
@@ -251,8 +249,6 @@ def thin(assessment: Assessment) -> Iterator[str]:
         yield f"{len(unable)} pairs have too few cases for any test to tell them apart, however different they are"
     yield from assessment.limits
     yield from _noise(assessment)
-    if MANY < len(assessment.sites) <= LARGE and len(assessment.distances) > 1 and not assessment.noise:
-        yield "with so many pairs, only Earth Mover's and energy distances are tested finely enough to be starred"
     if not any(d.matrix.any() for d in assessment.distances.values()):
         yield "the hospitals are the same in everything that was measured"
     least, *others = sorted(assessment.cases[site] for site in assessment.sites)
@@ -276,10 +272,9 @@ def _noise(assessment: Assessment) -> Iterator[str]:
     errors = [f"{_usual_error(d):.2g} to the {d.title}" for d in assessment.distances.values() if d.error is not None]
     yield f"{cost} adds a standard error of {' and of '.join(errors)}, for half of the pairs"
     if assessment.noise.hidden:
-        names = some(assessment.noise.hidden, len(assessment.noise.hidden) > LISTED)
         yield (
-            f"noise hides how much these vary: {names}; their shifts are in deviations of the noise, and narrower "
-            "ranges (assess.private), a larger epsilon or more cases would help"
+            f"noise hides how much these vary: {some(assessment.noise.hidden)}; their shifts are in deviations of the "
+            "noise, and narrower ranges (assess.private), a larger epsilon or more cases would help"
         )
     yield (
         "under noise, sums of bounded numbers are compared: differences between hospitals that leave the means of "
@@ -379,8 +374,7 @@ def _graded(by: Distance, evidence: Strength | None) -> Iterator[Strategy]:
     factors = {site: round(factor, 3) for site, factor in by.graded.items() if factor < 0.9995}
     if not factors:
         return
-    lowest = sorted(factors.items(), key=lambda each: each[1]) if len(by.graded) > LISTED else factors.items()
-    listed = some([f"{site} {factor:g}" for site, factor in lowest], len(by.graded) > LISTED)
+    listed = some([f"{site} {factors[site]:g}" for site in sorted(factors, key=factors.__getitem__)])
     how = f"the farther a hospital is from the others ({by.title}), the less it counts: {listed}; the others 1"
     choice = "no hospital is picked out, and no weight has to be chosen"
     title = "Federated averaging with weights that fall with the distance"
@@ -401,7 +395,7 @@ def _clustered(
     else:
         how = "within a group, no hospital was shown to differ"
     seen = [text for site in differing for text in _about(findings, site)]
-    if len(assessment.sites) > LARGE and len(seen) > REASONS:
+    if len(seen) > REASONS:
         seen = [*seen[:REASONS], f"{len(seen) - REASONS} more findings on {len(differing)} hospitals that differ"]
     worst = min(differing, key=differing.__getitem__)
     evidence = _strength(assessment, differing[worst], worst)
@@ -455,10 +449,10 @@ def _of_groups(
         groups = tuple((*g, *rest) if g is largest else g for g in groups)
         reasons = (*reasons, f"{', '.join(rest)} could not be compared and joins the largest group")
     single = [g[0] for g in groups if len(g) == 1]
-    alone = [f"{site} alone in its group is local training, on its {assessment.cases[site]} cases" for site in single]
-    if len(single) > NAMED and len(assessment.sites) > LISTED:
-        alone = [f"{some(single, True)}, each alone in its group: local training on their own cases"]
-    reasons = (*reasons, "each group trains a model of its own, on fewer cases", *alone)
+    alone = some([f"{site} ({assessment.cases[site]})" for site in single])
+    reasons = (*reasons, "each group trains a model of its own, on fewer cases")
+    if single:
+        reasons = (*reasons, f"alone in a group is local training, on the hospital's own cases: {alone}")
     named = {f"group-{k}": list(group) for k, group in enumerate(groups, start=1)}
     changes = {"algorithm": {"name": "clustered", "groups": named, "inner": {"name": "fedavg"}}}
     return Strategy(name, title, GROUP, reasons, evidence, changes)
@@ -473,8 +467,7 @@ def _title(groups: Groups) -> str:
     several = tuple(g for g in groups if len(g) > 1)
     alone = [g[0] for g in groups if len(g) == 1]
     start = f"A model for {'each of ' * (len(several) > 1)}{_in_words(several)}"
-    large = len(alone) > NAMED and sum(map(len, groups)) > LISTED
-    return start + (f", local training at {some(alone, True) if large else ' and '.join(alone)}" if alone else "")
+    return start + (f", local training at {some(alone)}" if alone else "")
 
 
 def _alike(assessment: Assessment, differing: Mapping[SiteId, float]) -> Groups:
@@ -491,13 +484,13 @@ def _alike(assessment: Assessment, differing: Mapping[SiteId, float]) -> Groups:
     return tuple(tuple(g) for g in groups if g)
 
 
-def some(names: Sequence[str], large: bool) -> str:
-    """Return a list in words; of a large federation, only the first names and the number of others.
+def some(names: Sequence[str]) -> str:
+    """Return a list in words; of a long one, only the first names and the number of others.
 
-    >>> some(["a", "b"], True), some(["a", "b", "c", "d", "e", "f"], True)
-    ('a, b', 'a, b, c, d and 2 more')
+    >>> some("ab"), some("abcdefghijkl")
+    ('a, b', 'a, b, c, d and 8 more')
     """
-    if not large or len(names) <= NAMED + 1:
+    if len(names) <= LISTED:
         return ", ".join(names)
     return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
 
@@ -508,8 +501,8 @@ def _in_words(groups: Groups) -> str:
     >>> _in_words((("a", "b"), ("c",))), _in_words((("a",), tuple("bcdefghi")))
     ('{a, b} and {c}', '{a} and {8 others}')
     """
-    largest, large = max(groups, key=len), sum(map(len, groups)) > LISTED
-    short = [f"{len(g)} others" if g is largest and len(g) > 6 else some(g, large) for g in groups]
+    largest = max(groups, key=len)
+    short = [f"{len(g)} others" if g is largest and len(g) > 6 else some(g) for g in groups]
     return " and ".join("{" + text + "}" for text in short)
 
 
@@ -562,13 +555,8 @@ def _summary(assessment: Assessment, differing: Mapping[SiteId, float]) -> str:
         listed = ", ".join(f"{a} and {b}" for a, b in apart[:6])
         pairs = f", although these do from one another: {listed}{' and more' * (len(apart) > 6)}" if apart else ""
         error = _usual_error(assessment.metadata)
-        if assessment.noise and not apart and 2 * len(assessment.noise.hidden) > len(assessment.quantities):
-            return (
-                f"Too few cases to tell under this privacy: {start}, and noise for epsilon = "
-                f"{assessment.noise.epsilon:g} hides even how much {len(assessment.noise.hidden)} of "
-                f"{len(assessment.quantities)} quantities vary."
-            )
-        if assessment.noise and not apart and error > HIDDEN:
+        hidden = len(assessment.noise.hidden) if assessment.noise else 0
+        if assessment.noise and not apart and (error > HIDDEN or 2 * hidden > len(assessment.quantities)):
             return (
                 f"Too few cases to tell under this privacy: {start}, and noise for epsilon = "
                 f"{assessment.noise.epsilon:g} adds a standard error of {error:.2g} standard deviations to the "
@@ -583,8 +571,7 @@ def _summary(assessment: Assessment, differing: Mapping[SiteId, float]) -> str:
             return f"{start}: none was shown to differ from the others, {doubt}."
         return f"{start}: none was shown to differ from the others{pairs}."
     named = [f"{site} (p = {p:.3f})" for site, p in sorted(differing.items(), key=lambda e: e[1])]
-    listed = some(named, len(assessment.sites) > LISTED)
-    return f"{start}: {listed} differ{'s' * (len(differing) == 1)} from the others by more than chance."
+    return f"{start}: {some(named)} differ{'s' * (len(differing) == 1)} from the others by more than chance."
 
 
 def _standing_out(assessment: Assessment, kind: str) -> Iterator[tuple[Quantity, SiteId]]:

@@ -23,8 +23,6 @@ EXPLAINED = {
     "emd": "How far the values of one hospital must be moved, on average, to become those of the other: the mean over ",
     "euclidean": "Distance between the mean embeddings of two hospitals",
     "energy": "Compares the distributions of the embeddings, not only their means: zero only if both are the same",
-    "mmd": "Also compares the distributions, with little weight on extreme scans (maximum mean discrepancy)",
-    "frechet": "Compares the means and the covariances of the embeddings",
     "shift": "How far the mean values of two hospitals are apart, under noise: the mean over ",
     "centre": "Distance between the mean embeddings of two hospitals, without what noise adds on average",
 }

@@ -10,7 +10,7 @@ from polysite.foreign import parse_json
 from polysite.heterogeneity.bounds import INTENSITY
 
 Matrix = NDArray[np.float64]
-NAMES = {"emd": "EMD", "euclidean": "EUC", "energy": "energy", "mmd": "MMD", "frechet": "Fréchet"}
+NAMES = {"emd": "EMD", "euclidean": "EUC", "energy": "energy"}
 
 
 def read(folder: Path) -> dict[str, Matrix]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from polysite.data.check import Report
 from polysite.data.manifest import Manifest, format_labels
 from polysite.heterogeneity.assessment import Assessment
-from polysite.heterogeneity.verdict import LISTED, Verdict, some
+from polysite.heterogeneity.verdict import Verdict, some
 from polysite.report import assess_tables, costs, published
 from polysite.report.assess_page import FIRST, amount
 from polysite.report.compare import summary, tables
@@ -143,9 +143,7 @@ def _advice(verdict: Verdict) -> Table:
 
 
 def _sent(assessment: Assessment) -> Iterator[str]:
-    sizes = some(
-        [f"{site} {amount(size)}" for site, (size, _) in assessment.left.items()], len(assessment.left) > LISTED
-    )
+    sizes = some([f"{site} {amount(size)}" for site, (size, _) in assessment.left.items()])
     mean = ", a mean embedding" if assessment.settings.projections else ""
     what = f"counts, sorted lists of numbers{mean}"
     if assessment.noise:

@@ -85,7 +85,7 @@ def _on_ray(study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch:
     refuse_bare(study)
     refuse_duplicates([ref for splits in dealt.values() for split in SPLITS for ref in splits[split]])
     cases = {site: {k: tuple(c.name for c in splits[k]) for k in SPLITS} for site, splits in dealt.items()}
-    recipe = json.dumps({"study": _as_text(study), "cases": cases})
+    recipe = json.dumps({"study": config.dump(pinned(study)), "cases": cases})
     phases = config.phases(study)
     divided = [roles(phase, cases) for phase in phases]
     if any(phase.run.pooled for phase in phases):
@@ -106,15 +106,3 @@ def _on_ray(study: Study, dealt: Mapping[str, SiteSplit], engine: Engine, watch:
             yield OpenedStudy(built, initial_params(study), {i: known[i] for i in dealt}, [str(workers)])
         finally:
             workers.close()
-
-
-def _as_text(study: Study) -> str:
-    """Return a study as TOML, from which workers build their sites; refuse one that cannot be read back."""
-    text = config.dump(pinned(study))
-    try:
-        config.parse(text)
-    except ConfigError as problem:
-        raise ConfigError(
-            f"the engine 'ray' gives the study to its workers as TOML, which cannot be read back: {problem}"
-        ) from problem
-    return text

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from polysite.report.figure_files import Picture, draw
 from polysite.report.page import Section, layout
 from polysite.tuning.search import Row, Tuned
-from polysite.tuning.tables import by_hospital, note, table
+from polysite.tuning.tables import note, table
 
 REFERENCE, OTHERS, BEST = "#1f5fa8", "#9aa3ad", "#c2410c"
 
@@ -35,8 +35,6 @@ def write(found: Tuned) -> Path:
             (replace(table(found), title="", note="" if words else note(found)),),
         ),
     ]
-    hospitals = by_hospital(found)
-    sections += [Section("hospitals", hospitals.title, (replace(hospitals, title=""),))] if hospitals else []
     page = layout(
         "Search for a method", lead, sections, version("polysite"), summary=[words] if words else [], remarks=lost
     )

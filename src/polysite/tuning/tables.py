@@ -1,10 +1,9 @@
 """Tables of a search: its plan, and its result."""
 
-from polysite.report.grid import Cell, Grid, Line, name, number, with_best
+from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.tuning.search import Plan, Tuned
 
-MANY_SITES = 6  # more hospitals get a table of their own
-MOST_CANDIDATES = 8  # in that table
+MANY_SITES = 6  # of more hospitals the table has the lowest and the highest score
 
 
 def plan_table(plan: Plan) -> Grid:
@@ -34,23 +33,6 @@ def table(found: Tuned) -> Grid:
         lines.append(Line((name(row.candidate.name), Cell(f"{row.share:.0%}", row.share), score, *each)))
     head = ("candidate", "of a training", "score", *(("lowest hospital", "highest hospital") if many else sites))
     return Grid("candidates", "Candidates", head, tuple(lines), note(found))
-
-
-def by_hospital(found: Tuned) -> Grid | None:
-    """Return the scores of the best candidates and of the reference at every hospital, if `table` leaves them out.
-
-    Candidates that trained less than the best are not among them: they would be compared at unequal steps.
-    """
-    sites = sorted(found.best.sites)
-    if len(sites) <= MANY_SITES:
-        return None
-    scored = [row for row in found.rows if row.score is not None and row.share == found.best.share]
-    rows = [row for row in scored if row in scored[:MOST_CANDIDATES] or row is found.reference]
-    lines = [Line((name(s), *with_best([_score(row.sites.get(s)) for row in rows], 1))) for s in sites]
-    rest = len(found.rows) - len(rows)
-    words = f"{len(rows)} of {len(found.rows)} candidates, which trained equally long; candidates.csv has all."
-    head = ("hospital", *(row.candidate.name for row in rows))
-    return Grid("candidates_hospitals", "Best candidates by hospital", head, tuple(lines), words if rest else "")
 
 
 def _score(value: float | None) -> Cell:

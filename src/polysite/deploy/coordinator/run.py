@@ -7,6 +7,7 @@ and the name by which they know the study, so that a server that was stopped fin
 import json
 import logging
 import secrets
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,10 +28,12 @@ from polysite.deploy.coordinator.posted import Post, Posted
 from polysite.deploy.identity import identity
 from polysite.deploy.project import Project
 from polysite.deploy.protocol import Subject
+from polysite.engines import checkpoint
 from polysite.engines.messages import Join
 from polysite.engines.phase_sites import PhaseSites
-from polysite.engines.phases import Evaluate, Phase, find_progress
+from polysite.engines.phases import Evaluate, Phase, find_progress, load_checkpoint
 from polysite.engines.record import Incident
+from polysite.engines.rounds import Progress
 from polysite.engines.run_folder import RunFolder
 from polysite.engines.secure import server as secure_server
 from polysite.engines.sites import Deadlines, Sites
@@ -86,6 +89,7 @@ def run(
     evaluate: bool = True,
     until: int | None = None,
     id: str = "",
+    after: RunFolder | None = None,
     facts: Mapping[str, Any] = MappingProxyType({}),
 ) -> Run:
     """Train a study with the sites that connect, into a new folder.
@@ -102,6 +106,7 @@ def run(
         evaluate: Have every measure of the final model computed, not only Dice.
         until: Number of rounds after which to raise ``polysite.errors.Paused``; ``resume`` goes on. None for all.
         id: Name by which the sites know the study; by default a new one.
+        after: A finished run that is the beginning of this study, and left no memory at the sites: it is taken over.
         facts: More about this run, for deployment.json.
     """
     chosen = guarded(chosen)
@@ -122,8 +127,9 @@ def run(
         if assess:
             with study.logged(folder):
                 assess_sites(chosen, roster, folder.path / "assessment")
+        at = _taken_over(after, folder, phases) if after else None
         final = _evaluation(chosen, roster, folder) if evaluate else None
-        return study.conduct(chosen, _words(roster), phases, start, folder, None, watch, final, until)
+        return study.conduct(chosen, _words(roster), phases, start, folder, at, watch, final, until)
 
 
 def retrain(
@@ -280,6 +286,35 @@ def guarded(chosen: Study) -> Study:
         )
     use: Literal["on", "off"] = "off" if chosen.run.secure.on else "on"
     return replace(chosen, run=replace(chosen.run, guard=replace(guard, use=use)))
+
+
+def joined(chosen: Study, post: Post, names: Sequence[str], deadlines: Deadlines, wait: float, id: str) -> Sites:
+    """Return the sites that take part in a study, without those that do not; nothing is trained.
+
+    Args:
+        chosen: The study.
+        post: Carries the messages.
+        names: The sites of the project.
+        deadlines: How long to wait for sites.
+        wait: Seconds to wait for all sites, once there is a quorum.
+        id: Name by which the sites know the study.
+    """
+    roster = _roster(post, id, chosen, config.dump(chosen), names, deadlines, Watch())
+    roster.gather(wait)
+    if len(roster.ready) < len(names):
+        return joined(chosen, post, roster.ready, deadlines, wait, id)
+    return roster
+
+
+def _taken_over(before: RunFolder, folder: RunFolder, phases: Sequence[Phase]) -> Progress | None:
+    """Copy rounds and checkpoints of another study, and return their last position. The versions of memories are left
+    out: sites have none of them in this study."""
+    shutil.copy(before.path / "rounds.jsonl", folder.path)
+    for path in sorted((before.path / "checkpoints").glob("*.safetensors")):  # of rounds last: they need the others
+        found = load_checkpoint(before, path, phases)
+        new = replace(found, at=replace(found.at, memories={}, versions={}))
+        checkpoint.save(folder.path / "checkpoints" / path.name, new)
+    return find_progress(folder, phases)
 
 
 def _roster(
