@@ -16,7 +16,7 @@ from polysite.report.paired_tests import p_value
 
 MAX_PAIRS = 30  # the most distant ones are listed, if there are too many for all
 MAX_GROUPS = 6  # that are described, of more than LISTED hospitals
-SHORT = {"emd": "Earth Mover's", "euclidean": "Euclidean", "energy": "energy", "mmd": "MMD", "frechet": "Fréchet"}
+SHORT = {"emd": "Earth Mover's", "euclidean": "Euclidean", "energy": "energy"}
 SHORT |= {"shift": "shift", "centre": "mean embedding"}
 
 
@@ -50,7 +50,7 @@ def by_site(assessment: Assessment) -> Grid:
 
 def quantities(assessment: Assessment) -> Grid:
     """Return every quantity: how far apart hospitals are in it, and which of them differ from all others."""
-    kind, large = "shift" if assessment.noise else "EMD", len(assessment.sites) > LISTED
+    kind = "shift" if assessment.noise else "EMD"
     largest = {"maxI": assessment.largest(INTENSITY), "maxL": assessment.largest(VOLUME, CLASS)}
     roles = {quantity.name: f"{kind}_{role}" for role, quantity in largest.items() if quantity}
     lines = []
@@ -58,7 +58,7 @@ def quantities(assessment: Assessment) -> Grid:
         apart = [site for site in assessment.sites if assessment.stands_out(q, site)]
         divided = dict.fromkeys(f"{f(q.divisors.values()):.4g}" for f in (min, max))
         role, mean = roles.get(q.name, ""), Cell(f"{q.mean:.3f}", q.mean, q.name in roles)
-        words = map(name, (role, " to ".join(divided), q.unit, some(apart, large) or "–"))
+        words = map(name, (role, " to ".join(divided), q.unit, some(apart) or "–"))
         lines.append(Line((name(q.name), mean, *words)))
     head = ("quantity", f"{kind} over all pairs", "", "divided by", "unit", "differ from all others")
     return Grid("quantities", "Quantity by quantity", head, tuple(lines))
@@ -167,7 +167,7 @@ def groups(clusters: Groups) -> str:
     large = sum(map(len, clusters)) > LISTED
     if large and len(named) > MAX_GROUPS:
         named, rest = named[:MAX_GROUPS], f" and {len(named) - MAX_GROUPS} more groups{rest}"
-    return " and ".join("{" + some(members, large) + "}" + " alone" * (len(members) == 1) for members in named) + rest
+    return " and ".join("{" + some(members) + "}" + " alone" * (len(members) == 1) for members in named) + rest
 
 
 def _chance(p: float) -> Cell:
