@@ -27,7 +27,7 @@ def main(folder: str) -> None:
     site = SiteConfig.load(Path(folder))
     try:
         worker = Worker(site, SitePolicy.load(site.policy))
-        worker.describe_data()
+        worker.words = worker.hospital.describe_data()
     except PolysiteError as problem:
         print(f"polysite: {problem}", file=sys.stderr, flush=True)
         sys.exit(2)
@@ -37,7 +37,8 @@ def main(folder: str) -> None:
 
 
 def _listen(worker: Worker) -> None:
-    door = ipc.listen(worker.site.socket)
+    place = worker.hospital.site.socket
+    door = ipc.listen(place)
     door.settimeout(IDLE)
     print(f"ready {worker.words}", flush=True)
     while True:
@@ -50,7 +51,7 @@ def _listen(worker: Worker) -> None:
             courier.settimeout(None)
             if attend(worker, courier):
                 break
-    worker.site.socket.unlink(missing_ok=True)  # a socket that is left behind tells of a worker that was killed
+    place.unlink(missing_ok=True)  # a socket that is left behind tells of a worker that was killed
 
 
 def attend(worker: Worker, courier: socket.socket) -> bool:
@@ -78,7 +79,7 @@ def attend(worker: Worker, courier: socket.socket) -> bool:
 def _answer(worker: Worker, header: Mapping[str, Any], body: Buffer) -> tuple[dict[str, Any], Buffer]:
     """Return the answer to a frame of the courier."""
     if header.get("courier") == "ping":
-        return {"pid": os.getpid(), "config": worker.site.fingerprint, "cases": worker.words}, b""
+        return {"pid": os.getpid(), "config": worker.hospital.site.fingerprint, "cases": worker.words}, b""
     request, incidents = header.get("request"), header.get("incidents", [])
     if not isinstance(request, dict) or not isinstance(incidents, list):
         log.warning("the courier sent a frame without a request")
