@@ -50,6 +50,7 @@ class Removed:
 # by dotted key: of a study, or with site., policy. or server. before it, of the file with this name
 REMOVED = {
     "train.clean.auto": Removed("choose a fixed cleaning, such as train.clean.largest = true", idle=False),
+    "site.proxy.ca": Removed("have the proxy let the coordinator's address pass unopened"),
     "run.guard.jury": Removed("leave it out, or choose a robust rule (docs/algorithms.md#attacks)", idle=0),
 }
 _reported: set[str] = set()

@@ -283,10 +283,6 @@ def init(
     sites: Sequence[str],
     address: str,
     *,
-    ca: Path | None = None,
-    ca_key: Path | None = None,
-    certificate: Path | None = None,
-    key: Path | None = None,
     days: int = DAYS,
     local: bool | None = None,
 ) -> Project:
@@ -296,10 +292,6 @@ def init(
         folder: The new folder.
         sites: Names of the hospitals.
         address: host:port at which hospitals reach the server.
-        ca: Certificate of an existing authority; by default a new one is made.
-        ca_key: Key of that authority; it is not copied into the project.
-        certificate: An existing server certificate, signed by ``ca``.
-        key: Key of that certificate.
         days: Days for which new certificates are valid.
         local: Whether the archives hold keys and certificates, for hospitals that are rehearsed on this computer; by
             default where the address is of this computer only.
@@ -308,14 +300,13 @@ def init(
     if not names:
         raise ConfigError("a project needs at least one hospital: name its sites")
     vacant(folder, "project")
-    authority = certificates.find_authority(ca, ca_key)
-    server = certificates.server_certificate(authority, host, certificate, key, ca, days)
+    authority = certificates.new_authority()
+    server = certificates.issue("polysite server", authority, days, host)
     keys: dict[str, str] = {}
     with draft_folder(folder, "project", private=False) as draft:  # each file has its own mode
         draft.chmod(0o700)
         put(draft / "ca.crt", authority.pem)
-        if ca_key is None:
-            put(draft / "ca.key", authority.key_pem, 0o600)
+        put(draft / "ca.key", authority.key_pem, 0o600)
         put(draft / "server.crt", server.pem)
         put(draft / "server.key", server.key_pem, 0o600)
         (draft / "sites").mkdir(mode=0o700)
@@ -329,7 +320,7 @@ def init(
     return Project.load(folder)
 
 
-def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS, local: bool | None = None) -> Path:
+def add(folder: Path, name: str, *, ca_key: Path | None = None, local: bool | None = None) -> Path:
     """Add a hospital to a project, with a line in server.toml; return the path of its archive. Only in a local project
     (see ``init``) it holds a key and a certificate."""
     project, file = Project.load(folder), folder / "server.toml"
@@ -338,7 +329,7 @@ def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS
     if archive.exists():
         raise RunError(f"{archive} exists already; an archive is never overwritten: move it away first")
     if is_local(endpoint(project.address)[0]) if local is None else local:
-        public, content = _onboard(name, project.address, signing_authority(project, signs), days, True)
+        public, content = _onboard(name, project.address, signing_authority(project, signs), DAYS, True)
     else:
         public, content = "", _archive(name, project.address, project.ca.read_bytes())
     before = file.read_text(encoding="utf-8-sig")
@@ -371,7 +362,7 @@ def signing_authority(project: Project, ca_key: Path | None = None) -> Signed:
     signs = ca_key or project.ca_key
     if not signs.is_file():
         raise DataError(f"{signs} is missing; it signs all certificates: say where it is")
-    return certificates.find_authority(project.ca, signs)
+    return certificates.read_authority(project.ca, signs)
 
 
 def is_local(host: str) -> bool:
@@ -391,7 +382,7 @@ def renew(folder: Path, *, ca_key: Path | None = None, days: int = DAYS) -> None
     killed between the two files, it can be repeated."""
     project = Project.load(folder, check=False)
     host, _ = endpoint(project.address)
-    server = certificates.server_certificate(signing_authority(project, ca_key), host, None, None, None, days)
+    server = certificates.issue("polysite server", signing_authority(project, ca_key), days, host)
     write_private(project.key, server.key_pem)
     write_file(project.certificate, lambda p: put(p, server.pem))
 

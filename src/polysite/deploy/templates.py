@@ -34,7 +34,7 @@ COORDINATOR = """\
 | `ca.crt`, `ca.key` | the authority that signed all certificates, and its key | **the key** |
 
 Any person with `ca.key` can impersonate the server. It is needed only to sign the requests of hospitals and to renew
-certificates: move it to a safe place, off this machine. (The key of an authority of your own was not copied.)
+certificates: move it to a safe place, off this machine.
 
 1. Send every hospital its archive, over a channel that you trust: by `ca.crt` in it the hospital recognises your
    server. It makes its own key and sends you a request (`site.csr`); its private key never leaves it. Compare the

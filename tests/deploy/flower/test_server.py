@@ -363,8 +363,8 @@ def test_whoever_is_slow_is_dropped_and_the_study_unharmed(consortium):
                     time.sleep(pause)
 
         connected(consortium, link)
-        head = consortium.head("south", "renew", content_length=1000)
-        silent = consortium.head("south", "renew", content_length=1000)
+        asked = [send(link, "south", HEADER, b"", 60, "1") for _ in range(2)]
+        head, silent = (consortium.head("south", f"answer/{id}", content_length=1000) for id in asked)
         attacks = [
             lambda: raw(b"", "", tls=False)(consortium, link),
             lambda: raw(silent, "", said=b" 408 ")(consortium, link),

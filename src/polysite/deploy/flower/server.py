@@ -14,7 +14,7 @@ from typing import Any, Self
 from polysite.buffers import Buffer
 from polysite.deploy.coordinator.posted import Envelope
 from polysite.deploy.flower.admission import Admission
-from polysite.deploy.flower.gateway import Gateway, Renewal, Sent
+from polysite.deploy.flower.gateway import Gateway, Sent
 from polysite.deploy.flower.messages import Header, Letter, digest
 from polysite.deploy.flower.port import Pace, Port
 from polysite.deploy.flower.superlink import SuperLink
@@ -36,7 +36,6 @@ class Link:
         limit: Largest response in bytes.
         pace: How slow a client may be.
         revoked: List of revoked keys, which is read again whenever it changes.
-        renewal: Returns a new certificate for a site and its request, or None if it has to be made by hand.
     """
 
     def __init__(
@@ -51,12 +50,11 @@ class Link:
         limit: int = 8 << 30,
         pace: Pace = Pace(),
         revoked: Path | None = None,
-        renewal: Renewal = lambda site, request: None,
     ):
         self._at = host, port
         self._files = certificate, key, ca
         self._sites, self._limit, self._pace = dict(sites), limit, pace
-        self._revoked, self._renewal = Revocations(revoked), renewal
+        self._revoked = Revocations(revoked)
 
     def __enter__(self) -> Self:
         self._admission, context = (
@@ -64,7 +62,7 @@ class Link:
             tls_context(ssl.PROTOCOL_TLS_SERVER, *self._files),
         )
         self._superlink = SuperLink(self._sites)
-        self._gateway = Gateway(self._superlink, self._admission, self._limit, self._renewal)
+        self._gateway = Gateway(self._superlink, self._admission, self._limit)
         listener = _listen(*self._at)
         self._at = self._at[0], listener.getsockname()[1]
         self._port = Port(listener, context, list(self._sites), self._admission, self._pace, self._gateway.answer)
