@@ -50,6 +50,9 @@ from polysite.site import CaseScore, Count, Counts, Examined, Fit
 PROTOCOL = 2  # 0.1.0 spoke 1
 
 Header = Mapping[str, Any]
+NAME = "body"  # of a request: digest of its body, which is left out where the site holds it
+HOLDS = "holds"  # of a response: digest of the body that the site holds
+MISSING = "missing"  # of a response: the site does not hold the body that was named
 
 NUMBERS = range(-1, 1_000_000)  # of rounds, phases and versions
 MAX_LISTED = 10_000  # numbers in a list

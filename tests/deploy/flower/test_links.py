@@ -97,19 +97,6 @@ def test_what_was_cut_goes_on_where_it_was(consortium, link, way, lost):
     assert empty(link)
 
 
-def test_what_is_asked_again_with_the_same_model_crosses_once(consortium, link):
-    body = secrets.token_bytes(8 * SIZE)
-    with SlowLink(link.port) as slow, consortium.fleet(slow, "north") as north:
-        north.connect()
-        for count in (1, 2):
-            send(link, "north", {"count": count}, body, 60, "1")
-            asked = received(north)
-            assert (asked.header, asked.body) == ({"count": count}, body) and north.answer(asked, {})
-        assert 8 * SIZE < slow.carried["down"] < 9 * SIZE
-        send(link, "north", HEADER, body[::-1], 60, "1")
-        assert received(north).body == body[::-1]
-
-
 def test_a_response_after_which_the_connection_ends_is_read_to_its_end(consortium, link, monkeypatch):
     """As behind a proxy that opens TLS and keeps no connections."""
     respond = port.Request.respond

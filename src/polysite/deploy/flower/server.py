@@ -19,6 +19,7 @@ from polysite.deploy.flower.messages import Header, Letter, digest
 from polysite.deploy.flower.port import Pace, Port
 from polysite.deploy.flower.superlink import SuperLink
 from polysite.deploy.flower.tls import tls_context
+from polysite.deploy.protocol import NAME
 from polysite.deploy.revocations import Revocations
 from polysite.errors import RunError
 
@@ -86,11 +87,11 @@ class Link:
         """Leave a message for each site; return their identifiers. A body for several sites is hashed and kept once."""
         if unknown := sorted(set(letters) - set(self._sites)):
             raise RunError(f"no message can go to {unknown[0]!r}: the sites are {', '.join(self._sites)}")
-        bodies = {id(body): body for _, body in letters.values()}
-        digests = {each: digest(body) for each, body in bodies.items()}
+        bodies = {id(body): (header, body) for header, body in letters.values()}
+        digests = {each: str(header.get(NAME) or digest(body)) for each, (header, body) in bodies.items() if body}
         ids = {site: secrets.token_hex(16) for site in letters}
         for site, (header, body) in letters.items():
-            letter = Letter(ids[site], header, digests[id(body)], len(body))
+            letter = Letter(ids[site], header, digests.get(id(body), ""), len(body))
             self._gateway.sent[letter.id] = Sent(site, letter, body)
             if not self._superlink.ask(site, letter.id, ttl, group):
                 self.forget(list(ids.values()))

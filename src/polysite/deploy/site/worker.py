@@ -2,6 +2,7 @@
 
 All that may leave passes here. Every rule is a wrapper with the method ``answer``, from the outside in::
 
+    Held        keeps the last body, which may be named instead of sent
     Logged      the ledger has a line before a response is handed to the courier; a lost response is given again
     Received    reads the message, and turns errors into sentences
     Timed       stops a request that takes too long
@@ -29,6 +30,7 @@ from polysite.deploy.site.allowed import Allowed
 from polysite.deploy.site.answers import Packed, Sender
 from polysite.deploy.site.budgeted import Budgeted
 from polysite.deploy.site.checked import Checked
+from polysite.deploy.site.held import Held
 from polysite.deploy.site.hospital import Hospital
 from polysite.deploy.site.joined import Joined
 from polysite.deploy.site.logged import Logged
@@ -53,6 +55,7 @@ class Worker:
         self.hospital = Hospital(site, policy, now)
         self._joined = Joined(self.hospital, wrapped)
         self._logged = Logged(self.hospital, Received(self.hospital, Timed(self.hospital, self._joined)))
+        self._held = Held(self._logged)
         if torch.cuda.is_available() and policy.gpu_share < 1:
             torch.cuda.set_per_process_memory_fraction(policy.gpu_share)
 
@@ -65,7 +68,7 @@ class Worker:
         self, header: Mapping[str, Any], body: Buffer, incidents: Sequence[str] = ()
     ) -> tuple[dict[str, Any], Buffer]:
         """Return header and body of the response to a message; ``incidents`` of the courier are sent along."""
-        return self._logged.answer(header, body, incidents)
+        return self._held.answer(header, body, incidents)
 
 
 def wrapped(hospital: Hospital, agreed: Agreed) -> Sender:
