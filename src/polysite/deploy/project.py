@@ -452,9 +452,7 @@ def _onboard(name: str, address: str, authority: Signed, days: int, local: bool)
 def _archive(name: str, address: str, ca: bytes, member: Signed | None = None) -> bytes:
     """Return the archive for a hospital, with a key and a certificate in a local project."""
     content = {
-        "README.md": templates.HOSPITAL.format(
-            name=name, address=address, enrol="" if member else templates.ENROL
-        ).encode(),
+        "README.md": templates.HOSPITAL.format(name=name, address=address).encode(),
         "site.toml": templates.SITE.format(name=name, address=address, data=templates.DATA.format(name=name)).encode(),
         "policy.toml": TEXT.encode(),
         **({"site.key": member.key_pem, "site.crt": member.pem} if member else {}),

@@ -10,7 +10,7 @@ from consortium import BASE, NAMES, Inside, equal_states, go, values, worker, wo
 from flare_fake import Context, Engine, crossed
 from polysite.config import parse
 from polysite.deploy.coordinator import posted
-from polysite.deploy.flare.messages import cut, pack, unpack
+from polysite.deploy.flare.messages import pack, unpack
 from polysite.deploy.flare.wire import FlareWire
 from polysite.deploy.protocol import NAME
 from polysite.engines.messages import Train
@@ -38,7 +38,7 @@ class Tasks:
         header, body = unpack(crossed(task.data))
         self.sent.append((targets[0], header, len(body)))
         answer, out = self.hosts[targets[0]].answer(header, body)
-        result = crossed(pack(answer, cut(out)))
+        result = crossed(pack(answer, out))
         task.result_received_cb(client_task=SimpleNamespace(task=task, result=result), fl_ctx=None)
 
 

@@ -52,30 +52,19 @@ class Link:
         pace: Pace = Pace(),
         revoked: Path | None = None,
     ):
-        self._at = host, port
-        self._files = certificate, key, ca
-        self._sites, self._limit, self._pace = dict(sites), limit, pace
-        self._revoked = Revocations(revoked)
+        self._sites, self._limit, self._admission = tuple(sites), limit, Admission(sites, Revocations(revoked))
+        context = tls_context(ssl.PROTOCOL_TLS_SERVER, certificate, key, ca)
+        self._superlink = SuperLink(sites)
+        self._gateway = Gateway(self._superlink, self._admission, limit)
+        listener = _listen(host, port)
+        self.port: int = listener.getsockname()[1]  # that is listened on
+        self._port = Port(listener, context, list(sites), self._admission, pace, self._gateway.answer)
 
     def __enter__(self) -> Self:
-        self._admission, context = (
-            Admission(self._sites, self._revoked),
-            tls_context(ssl.PROTOCOL_TLS_SERVER, *self._files),
-        )
-        self._superlink = SuperLink(self._sites)
-        self._gateway = Gateway(self._superlink, self._admission, self._limit)
-        listener = _listen(*self._at)
-        self._at = self._at[0], listener.getsockname()[1]
-        self._port = Port(listener, context, list(self._sites), self._admission, self._pace, self._gateway.answer)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._port.close()
-
-    @property
-    def port(self) -> int:
-        """The port that is listened on."""
-        return self._at[1]
 
     def online(self) -> dict[str, str]:
         """Return the connected sites, each with a token that changes whenever the site connects anew."""
