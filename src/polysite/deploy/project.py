@@ -17,7 +17,6 @@ A hospital makes its key itself. Only in a local project, where all hospitals ar
 archives hold keys and certificates, so that they need no more than to be unpacked.
 """
 
-import hashlib
 import io
 import os
 import re
@@ -26,14 +25,12 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from polysite.deploy import certificates, templates
 from polysite.deploy.certificates import DAYS, Signed
-from polysite.deploy.protocol import PROTOCOL
 from polysite.deploy.proxy import Proxy
 from polysite.deploy.site.policy import TEXT, SitePolicy, settings
 from polysite.errors import ConfigError, DataError, RunError
@@ -47,7 +44,6 @@ HOST_NAME = re.compile(
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 # files and the folder that a site.toml may place elsewhere
 FILES = {"key": "site.key", "certificate": "site.crt", "ca": "ca.crt", "policy": "policy.toml", "state": "state"}
-MAX_SOCKET_PATH = 107  # bytes, on Linux
 
 
 @dataclass(frozen=True)
@@ -186,7 +182,7 @@ class SiteConfig:
         data: Section ``[data]`` of a study; empty if the hospital has named no cases yet.
         proxy: Proxy through which to connect.
         engine: What connects and authenticates: ``flower``, or ``flare``, which needs no key and certificate here.
-        fingerprint: Changes with site.toml, policy.toml and the installed version.
+        worker: Command by which the worker is started, such as ``unshare -rn``; empty for none.
         remarks: Sentences for a person.
     """
 
@@ -202,13 +198,8 @@ class SiteConfig:
     data: Mapping[str, Any] = field(default_factory=dict)
     proxy: Proxy | None = None
     engine: str = "flower"
-    fingerprint: str = ""
+    worker: str = ""
     remarks: tuple[str, ...] = ()
-
-    @property
-    def socket(self) -> Path:
-        """Socket between the courier and the worker."""
-        return self.state / "worker.sock"
 
     @classmethod
     def load(cls, where: Path, check: bool = True, now: datetime | None = None) -> "SiteConfig":
@@ -216,7 +207,7 @@ class SiteConfig:
         file = (where / "site.toml" if where.is_dir() else where).resolve()
         if not file.is_file():
             raise ConfigError(f"there is no {file}; unpack the archive that the coordinator sent, and go there")
-        texts = dict.fromkeys(("name", "server", "device", "engine", *FILES), str)
+        texts = dict.fromkeys(("name", "server", "device", "engine", "worker", *FILES), str)
         given = settings(file, {**texts, "data": dict, "proxy": dict}, "site")
         engine = given.get("engine", "flower")
         if engine not in ("flower", "flare"):
@@ -238,6 +229,7 @@ class SiteConfig:
                 data=_placed(given.get("data", {}), file.parent),
                 proxy=Proxy.parse(given.get("proxy", {}), file.parent) if check else None,
                 engine=engine,
+                worker=given.get("worker", ""),
                 **{key: file.parent / given.get(key, default) for key, default in FILES.items()},
             )
             if not DEVICE.fullmatch(found.device):
@@ -248,14 +240,11 @@ class SiteConfig:
             raise ConfigError(f"{file}: {problem}") from problem
         if not check:
             return found
-        remarks = found._check_files(now or datetime.now(UTC))
-        return replace(found, remarks=remarks, fingerprint=_digest(file, found.policy))
+        return replace(found, remarks=found._check_files(now or datetime.now(UTC)))
 
     def _check_files(self, now: datetime) -> tuple[str, ...]:
         policy = SitePolicy.load(self.policy)  # refuses a faulty one
         remarks = self._check_certificate(now) if self.engine == "flower" else ()
-        if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
-            raise ConfigError(f"{self.path}: state = {str(self.state)!r} is too long for a socket; name a shorter one")
         data = self.data.get("path")
         if data is not None and not Path(data).exists():
             raise ConfigError(f"{self.path}: [data] path = {data!r} does not exist; name this hospital's cases")
@@ -505,9 +494,3 @@ def _exposed(secret: Sequence[Path]) -> Iterator[str]:
     for path in secret:
         if path.exists() and path.stat().st_mode & 0o077:
             yield f"{path} can be read by others on this machine: chmod 600 '{path}'"
-
-
-def _digest(*files: Path) -> str:
-    """Return a digest of the files and of the installed version, with which a running worker must agree."""
-    parts = [hashlib.sha256(f.read_bytes()).digest() for f in files]
-    return hashlib.sha256(b"".join((*parts, f"{version('polysite')} {PROTOCOL}".encode()))).hexdigest()[:16]

@@ -59,7 +59,6 @@ def line(hospital):
     """The courier and the worker of a hospital, with the socket between them."""
     here, there = socket.socketpair()
     host = hospital()
-    host.words = "18 cases found in /data/brain"
     thread = threading.Thread(target=process.attend, args=(host, there))
     thread.start()
     resident = courier.WorkerProcess(host.hospital.site, lambda what: None)
@@ -323,12 +322,11 @@ def test_frames_that_are_no_request_do_not_end_the_listener(line):
         resident._line.sendall(ipc.LENGTHS.pack(len(text), 0) + text)
         answer, body = ipc.receive(resident._line)
         assert ({"error", "refused"} & answer.keys()) and not body and "brain" not in json.dumps(answer)
-    ipc.send(resident._line, {"courier": "ping"})
-    assert ipc.receive(resident._line)[0]["cases"] == host.words
+    assert hello(host)["train"] == 8
     here, there = socket.socketpair()
     with here, there:  # one that is too large ends the connection
         here.sendall(ipc.LENGTHS.pack(1 << 60, 1 << 60))
-        assert not process.attend(host, there)  # and the worker waits for the next courier
+        process.attend(host, there)
 
 
 @pytest.mark.parametrize(

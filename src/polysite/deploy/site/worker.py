@@ -51,7 +51,6 @@ class Worker:
     """
 
     def __init__(self, site: SiteConfig, policy: SitePolicy, now: Callable[[], datetime] = datetime.now):
-        self.words = ""  # about the hospital's cases, for the courier's screen
         self.hospital = Hospital(site, policy, now)
         self._joined = Joined(self.hospital, wrapped)
         self._logged = Logged(self.hospital, Received(self.hospital, Timed(self.hospital, self._joined)))
