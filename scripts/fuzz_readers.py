@@ -306,7 +306,7 @@ def _messages() -> Iterator[Reader]:
 def _flare_header(content: bytes) -> object:
     """Read the header of a message that FLARE brought."""
     text = content.decode(errors="replace")
-    return flare_messages.unpack({flare_messages.HEADER: text, flare_messages.BODY: []})
+    return flare_messages.unpack({flare_messages.HEADER: text, flare_messages.BODY: b""})
 
 
 def _answer(cases: dict[str, int]) -> dict[str, Any]:

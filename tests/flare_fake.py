@@ -11,7 +11,7 @@ from nvflare.fuel.utils import fobs
 from nvflare.private.fed.utils.fed_utils import nvflare_fobs_initialize
 
 from polysite.deploy.flare.controller import StudyController
-from polysite.deploy.flare.messages import cut, pack, unpack
+from polysite.deploy.flare.messages import pack, unpack
 
 
 def crossed(message):
@@ -100,7 +100,7 @@ class Job(StudyController):
             return
         self.asked.append((site, header["kind"]))
         answer, out = self.workers[site].answer(header, body)
-        done = SimpleNamespace(task=task, result=crossed(pack(answer, cut(out))))
+        done = SimpleNamespace(task=task, result=crossed(pack(answer, out)))
         task.result_received_cb(client_task=done, fl_ctx=fl_ctx)
 
     def system_panic(self, reason, fl_ctx):

@@ -49,7 +49,7 @@ def test_the_python_block_runs(page, tmp_path, monkeypatch, capsys):
 
 @by_name(SHOWN)
 def test_what_the_page_shows_exists(page, tmp_path):
-    for name in ("proxy.crt", "proxy.login"):  # that a section [proxy] names
+    for name in ("proxy.login",):  # that a section [proxy] names
         (tmp_path / name).write_text("USER:PASSWORD\n")
     for text in blocks("toml", page):
         if "proxy" in (given := tomllib.loads(text)):

@@ -54,6 +54,7 @@ REMOVED = {
     "algorithm.freeze": Removed("leave it out: distances are measured in every round", idle=False),
     "algorithm.fewest": Removed("choose run.secure.use = 'on' with algorithm.together = true", idle=0),
     "assess.other_encoders": Removed("assess again with another [encoder]", idle=["bundled"]),
+    "site.proxy.ca": Removed("have the proxy let the coordinator's address pass unopened"),
     "run.guard.jury": Removed("leave it out, or choose a robust rule (docs/algorithms.md#attacks)", idle=0),
 }
 _reported: set[str] = set()

@@ -25,12 +25,12 @@ def test_a_deployed_run_reports_what_a_simulated_one_reports(name, tmp_path, tra
     simulated = trained(chosen)
     deployed = go(tmp_path, chosen, Inside(hosts))
     pseudonyms = {
-        (i, case): hosts[i].pseudonyms.of(case) for i, cases in simulated.result.test.items() for case in cases
+        (i, case): hosts[i].hospital.pseudonyms.of(case) for i, cases in simulated.result.test.items() for case in cases
     }
     one, other = simulated.result, deployed.result
     for split in ("validation", "test"):
         for site, scores in getattr(one, split).items():
-            expected = {hosts[site].pseudonyms.of(case): score for case, score in scores.items()}
+            expected = {hosts[site].hospital.pseudonyms.of(case): score for case, score in scores.items()}
             assert getattr(other, split)[site] == expected
             assert all(bool(score.counts) == (split == "test") for score in scores.values())
     assert (one.best_round, one.rounds, simulated.mean) == (other.best_round, other.rounds, deployed.mean)

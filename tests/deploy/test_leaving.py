@@ -13,6 +13,7 @@ from polysite.deploy import leaving
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.project import Project, SiteConfig
 from polysite.deploy.site import courier, ledger
+from polysite.deploy.site.agreement import agree
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.worker import Worker
 from polysite.deploy.site.worker_process import alone
@@ -104,17 +105,17 @@ def test_a_study_is_repeated_without_a_hospital_as_if_it_had_never_been_there(pl
 
 def test_one_study_can_be_left_and_a_case_be_withdrawn(place):
     host = opened(place)["a"]
-    (id,) = (p.name for p in (host.site.state / "runs").iterdir())
+    (id,) = (p.name for p in (host.hospital.site.state / "runs").iterdir())
     with pytest.raises(RunError, match="is not a study of this site"):
         leaving.leave(place / "a", "other")
-    config = (host.site.state / "runs" / id / "study.toml").read_text()
-    case = next(iter(host._agree(id, config).splits["train"])).name
+    config = (host.hospital.site.state / "runs" / id / "study.toml").read_text()
+    case = next(iter(agree(host.hospital, id, config).splits["train"])).name
     assert leaving.withdraw(place / "a", case) == [id]
     anew = opened(place)["a"]
-    names = [c.name for split in anew._agree("another", config).splits.values() for c in split]
+    names = [c.name for split in agree(anew.hospital, "another", config).splits.values() for c in split]
     assert case not in names and len(names) == 6
     refused, _ = anew.answer({"kind": "hello", "study": id, "config": config, "protocol": 2}, b"")
     assert "has left this study" in refused["refused"]
     with pytest.raises(RunError, match="was withdrawn before"):
         leaving.withdraw(place / "a", case)
-    assert not (host.site.state / "left").exists()  # it stays in the federation
+    assert not (host.hospital.site.state / "left").exists()  # it stays in the federation

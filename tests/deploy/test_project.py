@@ -12,11 +12,12 @@ from shutil import copy
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from consortium import change as edit
 from polysite.config import build
+from polysite.deploy import certificates
 from polysite.deploy import project as projects
 from polysite.deploy.project import Project, SiteConfig, endpoint, renew
 from polysite.deploy.site.policy import TEXT
@@ -91,46 +92,8 @@ def at(folder):
     return calling(folder / "ca.crt", folder / "site.crt", folder / "site.key")
 
 
-def pem(key, locked=None):
-    lock = locked or serialization.NoEncryption()
+def pem(key, lock=serialization.NoEncryption()):
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock)
-
-
-def signed(folder, name, key, by=None, ca=False, hosts=(), days=100, uses=()):
-    """A certificate of somebody else's making: name.crt and name.key, as (certificate, key)."""
-    issuer, signer = by or (None, key)
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    start = datetime.now(UTC) - timedelta(days=200)
-    period, number = (start, start + timedelta(days=200 + days)), x509.random_serial_number()
-    above = issuer.subject if issuer else subject
-    made = x509.CertificateBuilder(above, subject, key.public_key(), number, *period)
-    made = made.add_extension(x509.BasicConstraints(ca, None), True)
-    made = made.add_extension(x509.SubjectKeyIdentifier(name.encode()), False)  # not derived from the key, as allowed
-    if issuer:
-        above = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-        made = made.add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(above), False)
-    if ca:
-        made = made.add_extension(x509.KeyUsage(*5 * [False], True, True, False, False), True)  # it signs
-    if hosts:
-        made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName(h) for h in hosts]), False)
-    if uses:
-        made = made.add_extension(x509.ExtendedKeyUsage(uses), False)
-    found = made.sign(signer, None if isinstance(signer, ed25519.Ed25519PrivateKey) else hashes.SHA256())
-    (folder / f"{name}.crt").write_bytes(found.public_bytes(serialization.Encoding.PEM))
-    (folder / f"{name}.key").write_bytes(pem(key))
-    return found, key
-
-
-def p256():
-    return ec.generate_private_key(ec.SECP256R1())
-
-
-def authority(name, key=None):
-    return {"ca": f"{name}.crt", "ca_key": key or f"{name}.key"}
-
-
-def server(name, key=None):
-    return {**authority("root"), "certificate": f"{name}.crt", "key": key or f"{name}.key"}
 
 
 # what init writes
@@ -185,9 +148,10 @@ def test_strangers_are_refused(made, tmp_path):
     other = init(tmp_path / "other", ["north"], ADDRESS)
     mine, theirs = unpacked(made, "north", tmp_path / "mine"), unpacked(other, "north", tmp_path / "theirs")
     own = x509.load_pem_x509_certificate((mine / "site.crt").read_bytes())
-    by = own, serialization.load_pem_private_key((mine / "site.key").read_bytes(), None)
-    below = signed(tmp_path, "below", p256(), by)[0].public_bytes(serialization.Encoding.PEM)
-    (tmp_path / "below.crt").write_bytes(below + (mine / "site.crt").read_bytes())
+    by = certificates.Signed(own, certificates.read_key(mine / "site.key"))
+    below = certificates.issue("below", by, 100)
+    (tmp_path / "below.crt").write_bytes(below.pem + by.pem)
+    (tmp_path / "below.key").write_bytes(below.key_pem)
     for server, client, host in (
         (of(made), calling(made.ca), "fl.example.org"),  # no certificate
         (of(made), calling(made.ca, theirs / "site.crt", theirs / "site.key"), "fl.example.org"),  # another authority's
@@ -239,61 +203,6 @@ def test_an_address_is_a_host_and_a_port(address):
         endpoint(address)
 
 
-# an authority or a certificate that is given
-
-
-KEYS = (p256, ed25519.Ed25519PrivateKey.generate, partial(rsa.generate_private_key, 65537, 2048))
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_an_authority_of_ones_own_perhaps_below_another_signs_and_keeps_its_key(tmp_path, key):
-    below = key is p256
-    above = signed(tmp_path, "above", p256(), ca=True) if below else None
-    root, _ = signed(tmp_path, "root", key(), above, ca=True)
-    chain = b"".join((tmp_path / f"{name}.crt").read_bytes() for name in ("root", "above")[: 1 + below])
-    (tmp_path / "root.crt").write_bytes(chain)
-    project = init(tmp_path / "p", ["a"], ADDRESS, ca=tmp_path / "root.crt", ca_key=tmp_path / "root.key")
-    assert not project.ca_key.exists() and project.ca.read_bytes() == chain
-    with pytest.raises(DataError, match=r"ca\.key is missing"):
-        add(project.folder, "b")
-    assert add(project.folder, "b", ca_key=tmp_path / "root.key") == project.archive("b")
-    for name in ("a", "b"):
-        assert handshake(of(project), at(unpacked(project, name, tmp_path / name)))
-    site = x509.load_pem_x509_certificate((tmp_path / "a" / "site.crt").read_bytes())
-    assert site.not_valid_after_utc == root.not_valid_after_utc  # nothing outlives its authority
-
-
-@pytest.mark.parametrize("host, between", [("FL.example.org", False), ("*.example.org", True)])
-def test_a_server_certificate_of_ones_own_is_used(tmp_path, host, between):
-    by = signed(tmp_path, "root", p256(), ca=True)
-    by = signed(tmp_path, "middle", p256(), by, ca=True) if between else by
-    signed(tmp_path, "own", p256(), by, hosts=["x.org", host])
-    whole = b"".join((tmp_path / f"{name}.crt").read_bytes() for name in ("own", "middle")[: 1 + between])
-    (tmp_path / "own.crt").write_bytes(whole)
-    project = init(tmp_path / "p", ["a"], ADDRESS, **{k: tmp_path / v for k, v in server("own").items()})
-    assert project.certificate.read_bytes() == whole and project.key.stat().st_mode & 0o777 == 0o600
-    assert handshake(of(project), at(unpacked(project, "a", tmp_path / "a")))
-
-
-@pytest.fixture(scope="module")
-def others(tmp_path_factory):
-    """Certificates with one thing wrong each."""
-    folder = tmp_path_factory.mktemp("others")
-    root = signed(folder, "root", p256(), ca=True)
-    signed(folder, "past", p256(), ca=True, days=-1)
-    middle = signed(folder, "middle", p256(), root, ca=True)
-    hosts = ["fl.example.org"]
-    signed(folder, "own", p256(), root, hosts=hosts)
-    signed(folder, "below", p256(), middle, hosts=hosts)
-    signed(folder, "expired", p256(), root, hosts=hosts, days=-1)
-    signed(folder, "elsewhere", p256(), root, hosts=["example.org", "*.fl.example.org"])
-    signed(folder, "nameless", p256(), root)
-    signed(folder, "client", p256(), root, hosts=hosts, uses=[x509.ExtendedKeyUsageOID.CLIENT_AUTH])
-    (folder / "garbage").write_text("garbage")
-    (folder / "locked.key").write_bytes(pem(root[1], serialization.BestAvailableEncryption(b"secret")))
-    return folder
-
-
 NAMELESS = ("", "../a", ".hidden", "a ", "a.", "a\n", 'a"b', "Köln")
 
 
@@ -307,32 +216,11 @@ NAMELESS = ("", "../a", ".hidden", "a ", "a.", "a\n", 'a"b', "Köln")
         ({"sites": ["a", "a"]}, "different names"),
         ({"days": 0}, "days = 0"),
         ({"days": 10**12}, "days = 10"),
-        ({"ca": "root.crt"}, "ca is given without ca_key"),
-        ({"ca_key": "root.key"}, "ca_key is given without ca"),
-        ({"certificate": "own.crt"}, "give certificate and key, or neither"),
-        ({**authority("root"), "key": "own.key"}, "give certificate and key, or neither"),
-        ({"certificate": "own.crt", "key": "own.key"}, "certificate is given without ca"),
-        (authority("root", "own.key"), "is not the key of"),
-        (authority("root", "locked.key"), "has a passphrase"),
-        (authority("root", "garbage"), "cannot be read as a private key"),
-        (authority("root", "nowhere"), "is missing"),
-        ({"ca": "nowhere", "ca_key": "root.key"}, "is missing"),
-        ({"ca": "garbage", "ca_key": "root.key"}, "cannot be read as a certificate"),
-        (authority("own"), "is not the certificate of an authority"),
-        (authority("middle"), "up to the one that signed itself"),
-        (authority("past"), "expired on"),
-        (server("own", "root.key"), "is not the key of"),
-        (server("below"), "was not signed by"),
-        (server("expired"), "expired on"),
-        (server("elsewhere"), "not for 'fl.example.org'"),
-        (server("nameless"), "no host at all"),
-        (server("client"), "not for a server"),
     ],
 )
-def test_what_cannot_be_a_project_is_refused_and_nothing_is_written(tmp_path, others, given, said):
-    files = {k: others / v if isinstance(v, str) else v for k, v in given.items()}
-    with pytest.raises((ConfigError, DataError), match=said):
-        init(tmp_path / "p", **{"sites": ["a"], "address": ADDRESS, **files})
+def test_what_cannot_be_a_project_is_refused_and_nothing_is_written(tmp_path, given, said):
+    with pytest.raises(ConfigError, match=said):
+        init(tmp_path / "p", **{"sites": ["a"], "address": ADDRESS, **given})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -392,6 +280,26 @@ def test_a_full_disk_leaves_nothing_of_a_project_or_of_a_hospital(project, tmp_p
         with pytest.raises(RunError, match="No space left"):
             write()
         assert sorted(tmp_path.rglob("*")) == before and Project.load(project.folder) == project
+
+
+def locked(key):
+    return pem(certificates.read_key(key), serialization.BestAvailableEncryption(b"secret"))
+
+
+AUTHORITIES = {
+    "is not the key of": lambda key: pem(certificates.new_key()),
+    "has a passphrase": locked,
+    "cannot be read as a private key": lambda key: b"garbage",
+    "is not an elliptic curve key": lambda key: pem(ed25519.Ed25519PrivateKey.generate()),
+}
+
+
+@pytest.mark.parametrize("said", AUTHORITIES)
+def test_a_key_that_does_not_sign_says_why(project, tmp_path, said):
+    (tmp_path / "other.key").write_bytes(AUTHORITIES[said](project.ca_key))
+    with pytest.raises(DataError, match=said):
+        add(project.folder, "east", ca_key=tmp_path / "other.key")
+    assert "east" not in Project.load(project.folder).names
 
 
 # what is read again
@@ -478,14 +386,6 @@ def test_files_of_the_data_are_relative_to_site_toml(site, tmp_path, monkeypatch
     assert SiteConfig.load(site).data == {"path": str(tmp_path / "m.csv"), "tables": [str(site / "a.csv"), "/b.csv"]}
 
 
-def test_the_fingerprint_changes_with_what_the_worker_must_know(site):
-    prints = {SiteConfig.load(site).fingerprint}
-    for file in ("site.toml", "policy.toml"):
-        edit(site / file, "# ", "#  ")
-        prints.add(SiteConfig.load(site).fingerprint)
-    assert len(prints) == 3
-
-
 def proxied(site, text):
     edit(site / "site.toml", "\n[data]", f"\n[proxy]\n{text}\n[data]")
 
@@ -493,17 +393,15 @@ def proxied(site, text):
 def test_a_site_may_connect_through_a_proxy(site, monkeypatch):
     monkeypatch.setenv("https_proxy", "http://elsewhere:1")  # of no effect: only site.toml counts
     assert SiteConfig.load(site).proxy is None
-    proxied(site, 'url = "http://proxy.example.org:3128"\nca = "./ca.crt"')
+    proxied(site, 'url = "http://proxy.example.org:3128"')
     found = SiteConfig.load(site).proxy
-    assert (found.host, found.port, found.ca, found.headers) == ("proxy.example.org", 3128, site / "ca.crt", {})
-    monkeypatch.setenv("POLYSITE_PROXY_LOGIN", "north:geheim")
-    assert SiteConfig.load(site).proxy.headers == {"Proxy-Authorization": "Basic bm9ydGg6Z2VoZWlt"}
-    edit(site / "site.toml", 'ca = "./ca.crt"', 'login = "login"')
-    (site / "login").write_text("file:secret\n")
+    assert (found.host, found.port, found.headers) == ("proxy.example.org", 3128, {})
+    edit(site / "site.toml", "[proxy]\nurl", '[proxy]\nlogin = "login"\nurl')
+    (site / "login").write_text("north:geheim\n")
     (site / "login").chmod(0o644)
     found = SiteConfig.load(site)
     assert "login can be read by others" in found.remarks[-1]
-    assert found.proxy.login == "file:secret" and "secret" not in repr(found)
+    assert found.proxy.headers == {"Proxy-Authorization": "Basic bm9ydGg6Z2VoZWlt"} and "geheim" not in repr(found)
 
 
 URL = 'url = "http://proxy:1"\n'
@@ -515,7 +413,6 @@ URL = 'url = "http://proxy:1"\n'
         ('url = "https://proxy:1"', None, "must be http://HOST:PORT"),
         ('url = "http://proxy:99999"', None, "is not an address"),
         ('url = "http://north:geheim@proxy:1"', None, "url holds a login"),
-        (f'{URL}ca = "none.crt"', None, "does not exist"),
         (f'{URL}login = "login"', "geheim", "USER:PASSWORD in one line"),
         (f'{URL}login = "login"', "geheim:\nb", "USER:PASSWORD in one line"),
         (f'{URL}login = "login"', None, "cannot be read"),
@@ -540,12 +437,11 @@ SITES = {
     "path is empty": lambda s: edit(s / "site.toml", "\n[data]", "\n[data]\npath = ''"),
     "does not exist; name this hospital's cases": lambda s: edit(s / "site.toml", "\n[data]", "\n[data]\npath = 'no'"),
     "is that of 'north'": lambda s: edit(s / "site.toml", '"north"', '"South 2"'),
-    "too long for a socket": lambda s: edit(s / "site.toml", 'state = "state"', f'state = "{"x" * 100}"'),
     "site.key is missing": lambda s: (s / "site.key").unlink(),
     "site.crt is missing": lambda s: (s / "site.crt").unlink(),
     "policy.toml is missing": lambda s: (s / "policy.toml").unlink(),
     "fewest = 0 must be": lambda s: edit(s / "policy.toml", "fewest = 5", "fewest = 0"),
-    "site.key is not the key of": lambda s: (s / "site.key").write_bytes(pem(p256())),
+    "site.key is not the key of": lambda s: (s / "site.key").write_bytes(pem(certificates.new_key())),
 }
 
 

@@ -20,7 +20,7 @@ import polysite as ps
 from flare_fake import Context, Engine, crossed
 from polysite.deploy import protocol
 from polysite.deploy.coordinator.posted import Envelope, Posted
-from polysite.deploy.flare.messages import cut, pack, unpack
+from polysite.deploy.flare.messages import pack, unpack
 from polysite.deploy.flare.wire import FlareWire
 from polysite.engines.guard_state import Guard
 from polysite.engines.messages import (
@@ -121,7 +121,7 @@ class Tasks:
     def send(self, task, fl_ctx, targets):
         header, body = unpack(crossed(task.data))
         answer, out = self.hospitals[targets[0]].answer(header, body)
-        result = crossed(pack(answer, cut(out)))
+        result = crossed(pack(answer, out))
         task.result_received_cb(client_task=SimpleNamespace(task=task, result=result), fl_ctx=None)
 
 

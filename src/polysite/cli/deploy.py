@@ -44,16 +44,12 @@ def init(
     project: Annotated[Path, Argument(metavar="PROJECT", help="A new folder.")],
     site: Annotated[list[str], Option(metavar="NAME", help="A hospital; once for each.")],
     address: Annotated[str, Option(metavar="HOST:PORT", help="Where the hospitals reach this machine.")],
-    ca: Annotated[Path | None, Option(metavar="FILE", help="A CA certificate instead of a new one.")] = None,
-    ca_key: Annotated[Path | None, Option(metavar="FILE", help="Its key, which signs the hospitals'.")] = None,
-    certificate: Annotated[Path | None, Option(metavar="FILE", help="The server's own certificate.")] = None,
-    key: Annotated[Path | None, Option(metavar="FILE", help="The key of that certificate.")] = None,
     local: Local = None,
 ) -> None:
     """Make a project: certificates of the server, and an archive for every hospital."""
     from polysite.deploy import project as projects
 
-    made = projects.init(project, site, address, ca=ca, ca_key=ca_key, certificate=certificate, key=key, local=local)
+    made = projects.init(project, site, address, local=local)
     if made.invited:
         say(f"{project} is ready. Send every hospital its own archive; it makes its key itself and sends a request:")
     else:
@@ -148,9 +144,7 @@ def run(
         if resume:
             done = coordinator.resume(resume, link, watch, deadlines=deadlines, wait=wait)
         elif study is not None:
-            done = coordinator.run(
-                study, link, names, out, watch, deadlines=deadlines, assess=assess, wait=wait
-            )
+            done = coordinator.run(study, link, names, out, watch, deadlines=deadlines, assess=assess, wait=wait)
     _publish(done, quiet, as_json)
 
 

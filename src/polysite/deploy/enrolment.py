@@ -8,8 +8,7 @@
     install  site.crt           ←
     renew    site.csr           →  sign      a request with the key that is known needs no question
 
-A running server signs the renewal of a connected hospital by itself, if the authority's key lies in the project. A key
-that is listed in revoked.txt is refused; the server reads that file again whenever it changes.
+A key that is listed in revoked.txt is refused; a running server reads that file again whenever it changes.
 """
 
 import base64
@@ -107,20 +106,6 @@ def sign(folder: Path, request: Path, *, ca_key: Path | None = None, days: int =
     if not renewed:
         set_key(project, name, line)
     return Enrolled(name, path, fingerprint(line), renewed)
-
-
-def renewed_certificate(folder: Path, name: str, content: bytes) -> bytes | None:
-    """Return a new certificate for a hospital that asks for one over its authenticated connection; None where the
-    authority's key does not lie in the project. DataError if the request is not that of its key."""
-    project = Project.load(folder, check=False)
-    if not project.ca_key.is_file():
-        return None
-    where = f"the request of {name}"
-    asked, public = certificates.read_request(content, where)
-    if asked != name or name not in project.sites:
-        raise DataError(f"{where} is for {shown(asked, 64)!r}")
-    _check(project, name, certificates.public_line(public), where)
-    return certificates.pem(certificates.certify(name, public, signing_authority(project), certificates.DAYS))
 
 
 def _check(project: Project, name: str, line: str, where: str) -> None:

@@ -17,7 +17,6 @@ A hospital makes its key itself. Only in a local project, where all hospitals ar
 archives hold keys and certificates, so that they need no more than to be unpacked.
 """
 
-import hashlib
 import io
 import os
 import re
@@ -26,14 +25,12 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from polysite.deploy import certificates, templates
 from polysite.deploy.certificates import DAYS, Signed
-from polysite.deploy.protocol import PROTOCOL
 from polysite.deploy.proxy import Proxy
 from polysite.deploy.site.policy import TEXT, SitePolicy, settings
 from polysite.errors import ConfigError, DataError, RunError
@@ -47,7 +44,6 @@ HOST_NAME = re.compile(
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 # files and the folder that a site.toml may place elsewhere
 FILES = {"key": "site.key", "certificate": "site.crt", "ca": "ca.crt", "policy": "policy.toml", "state": "state"}
-MAX_SOCKET_PATH = 107  # bytes, on Linux
 
 
 @dataclass(frozen=True)
@@ -186,7 +182,7 @@ class SiteConfig:
         data: Section ``[data]`` of a study; empty if the hospital has named no cases yet.
         proxy: Proxy through which to connect.
         engine: What connects and authenticates: ``flower``, or ``flare``, which needs no key and certificate here.
-        fingerprint: Changes with site.toml, policy.toml and the installed version.
+        worker: Command by which the worker is started, such as ``unshare -rn``; empty for none.
         remarks: Sentences for a person.
     """
 
@@ -202,13 +198,8 @@ class SiteConfig:
     data: Mapping[str, Any] = field(default_factory=dict)
     proxy: Proxy | None = None
     engine: str = "flower"
-    fingerprint: str = ""
+    worker: str = ""
     remarks: tuple[str, ...] = ()
-
-    @property
-    def socket(self) -> Path:
-        """Socket between the courier and the worker."""
-        return self.state / "worker.sock"
 
     @classmethod
     def load(cls, where: Path, check: bool = True, now: datetime | None = None) -> "SiteConfig":
@@ -216,7 +207,7 @@ class SiteConfig:
         file = (where / "site.toml" if where.is_dir() else where).resolve()
         if not file.is_file():
             raise ConfigError(f"there is no {file}; unpack the archive that the coordinator sent, and go there")
-        texts = dict.fromkeys(("name", "server", "device", "engine", *FILES), str)
+        texts = dict.fromkeys(("name", "server", "device", "engine", "worker", *FILES), str)
         given = settings(file, {**texts, "data": dict, "proxy": dict}, "site")
         engine = given.get("engine", "flower")
         if engine not in ("flower", "flare"):
@@ -238,6 +229,7 @@ class SiteConfig:
                 data=_placed(given.get("data", {}), file.parent),
                 proxy=Proxy.parse(given.get("proxy", {}), file.parent) if check else None,
                 engine=engine,
+                worker=given.get("worker", ""),
                 **{key: file.parent / given.get(key, default) for key, default in FILES.items()},
             )
             if not DEVICE.fullmatch(found.device):
@@ -248,14 +240,11 @@ class SiteConfig:
             raise ConfigError(f"{file}: {problem}") from problem
         if not check:
             return found
-        remarks = found._check_files(now or datetime.now(UTC))
-        return replace(found, remarks=remarks, fingerprint=_digest(file, found.policy))
+        return replace(found, remarks=found._check_files(now or datetime.now(UTC)))
 
     def _check_files(self, now: datetime) -> tuple[str, ...]:
         policy = SitePolicy.load(self.policy)  # refuses a faulty one
         remarks = self._check_certificate(now) if self.engine == "flower" else ()
-        if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
-            raise ConfigError(f"{self.path}: state = {str(self.state)!r} is too long for a socket; name a shorter one")
         data = self.data.get("path")
         if data is not None and not Path(data).exists():
             raise ConfigError(f"{self.path}: [data] path = {data!r} does not exist; name this hospital's cases")
@@ -283,10 +272,6 @@ def init(
     sites: Sequence[str],
     address: str,
     *,
-    ca: Path | None = None,
-    ca_key: Path | None = None,
-    certificate: Path | None = None,
-    key: Path | None = None,
     days: int = DAYS,
     local: bool | None = None,
 ) -> Project:
@@ -296,10 +281,6 @@ def init(
         folder: The new folder.
         sites: Names of the hospitals.
         address: host:port at which hospitals reach the server.
-        ca: Certificate of an existing authority; by default a new one is made.
-        ca_key: Key of that authority; it is not copied into the project.
-        certificate: An existing server certificate, signed by ``ca``.
-        key: Key of that certificate.
         days: Days for which new certificates are valid.
         local: Whether the archives hold keys and certificates, for hospitals that are rehearsed on this computer; by
             default where the address is of this computer only.
@@ -308,14 +289,13 @@ def init(
     if not names:
         raise ConfigError("a project needs at least one hospital: name its sites")
     vacant(folder, "project")
-    authority = certificates.find_authority(ca, ca_key)
-    server = certificates.server_certificate(authority, host, certificate, key, ca, days)
+    authority = certificates.new_authority()
+    server = certificates.issue("polysite server", authority, days, host)
     keys: dict[str, str] = {}
     with draft_folder(folder, "project", private=False) as draft:  # each file has its own mode
         draft.chmod(0o700)
         put(draft / "ca.crt", authority.pem)
-        if ca_key is None:
-            put(draft / "ca.key", authority.key_pem, 0o600)
+        put(draft / "ca.key", authority.key_pem, 0o600)
         put(draft / "server.crt", server.pem)
         put(draft / "server.key", server.key_pem, 0o600)
         (draft / "sites").mkdir(mode=0o700)
@@ -329,7 +309,7 @@ def init(
     return Project.load(folder)
 
 
-def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS, local: bool | None = None) -> Path:
+def add(folder: Path, name: str, *, ca_key: Path | None = None, local: bool | None = None) -> Path:
     """Add a hospital to a project, with a line in server.toml; return the path of its archive. Only in a local project
     (see ``init``) it holds a key and a certificate."""
     project, file = Project.load(folder), folder / "server.toml"
@@ -338,7 +318,7 @@ def add(folder: Path, name: str, *, ca_key: Path | None = None, days: int = DAYS
     if archive.exists():
         raise RunError(f"{archive} exists already; an archive is never overwritten: move it away first")
     if is_local(endpoint(project.address)[0]) if local is None else local:
-        public, content = _onboard(name, project.address, signing_authority(project, signs), days, True)
+        public, content = _onboard(name, project.address, signing_authority(project, signs), DAYS, True)
     else:
         public, content = "", _archive(name, project.address, project.ca.read_bytes())
     before = file.read_text(encoding="utf-8-sig")
@@ -371,7 +351,7 @@ def signing_authority(project: Project, ca_key: Path | None = None) -> Signed:
     signs = ca_key or project.ca_key
     if not signs.is_file():
         raise DataError(f"{signs} is missing; it signs all certificates: say where it is")
-    return certificates.find_authority(project.ca, signs)
+    return certificates.read_authority(project.ca, signs)
 
 
 def is_local(host: str) -> bool:
@@ -391,7 +371,7 @@ def renew(folder: Path, *, ca_key: Path | None = None, days: int = DAYS) -> None
     killed between the two files, it can be repeated."""
     project = Project.load(folder, check=False)
     host, _ = endpoint(project.address)
-    server = certificates.server_certificate(signing_authority(project, ca_key), host, None, None, None, days)
+    server = certificates.issue("polysite server", signing_authority(project, ca_key), days, host)
     write_private(project.key, server.key_pem)
     write_file(project.certificate, lambda p: put(p, server.pem))
 
@@ -461,9 +441,7 @@ def _onboard(name: str, address: str, authority: Signed, days: int, local: bool)
 def _archive(name: str, address: str, ca: bytes, member: Signed | None = None) -> bytes:
     """Return the archive for a hospital, with a key and a certificate in a local project."""
     content = {
-        "README.md": templates.HOSPITAL.format(
-            name=name, address=address, enrol="" if member else templates.ENROL
-        ).encode(),
+        "README.md": templates.HOSPITAL.format(name=name, address=address).encode(),
         "site.toml": templates.SITE.format(name=name, address=address, data=templates.DATA.format(name=name)).encode(),
         "policy.toml": TEXT.encode(),
         **({"site.key": member.key_pem, "site.crt": member.pem} if member else {}),
@@ -516,9 +494,3 @@ def _exposed(secret: Sequence[Path]) -> Iterator[str]:
     for path in secret:
         if path.exists() and path.stat().st_mode & 0o077:
             yield f"{path} can be read by others on this machine: chmod 600 '{path}'"
-
-
-def _digest(*files: Path) -> str:
-    """Return a digest of the files and of the installed version, with which a running worker must agree."""
-    parts = [hashlib.sha256(f.read_bytes()).digest() for f in files]
-    return hashlib.sha256(b"".join((*parts, f"{version('polysite')} {PROTOCOL}".encode()))).hexdigest()[:16]

@@ -43,13 +43,16 @@ from polysite.engines.secure.member import STEPS
 from polysite.errors import PayloadError, shown
 from polysite.metrics.measures import MEASURES
 from polysite.metrics.overlap import BACKGROUND
-from polysite.payload import Limits, decode, encode
+from polysite.payload import Limits, decode, encode, model_digest
 from polysite.privacy import Release
 from polysite.site import CaseScore, Count, Counts, Examined, Fit
 
 PROTOCOL = 2  # 0.1.0 spoke 1
 
 Header = Mapping[str, Any]
+NAME = "body"  # of a request: digest of its body, which is left out where the site holds it
+HOLDS = "holds"  # of a response: digest of the body that the site holds
+MISSING = "missing"  # of a response: the site does not hold the body that was named
 
 NUMBERS = range(-1, 1_000_000)  # of rounds, phases and versions
 MAX_LISTED = 10_000  # numbers in a list
@@ -185,6 +188,8 @@ def parse_greeting(header: Header) -> Greeting:
 
 def effort_header(response: Trained) -> dict[str, Any]:
     """Return the effort behind a reply as a header. Under differential privacy no loss leaves."""
+    if not response.fits and not response.releases:
+        return {}
     names = ("loss", "steps", "lr_sum", "reach")
     fits = {f"fit_{n}": [float(getattr(f, n)) for f in response.fits] for n in names}
     if not response.releases:
@@ -236,6 +241,29 @@ def _models(header: Header) -> Models:
         if not isinstance(each, str) or not re.fullmatch("[0-9a-f]{64}", each):
             raise PayloadError(f"digests: {each!r:.40} is not a digest")
     return Models(tuple(given))
+
+
+def response_message(response: Response) -> tuple[dict[str, Any], Buffer]:
+    """Return the header and the body of a response."""
+    match response:
+        case Greeting():
+            return greeting_header(response), b""
+        case Trained():
+            return effort_header(response), encode(response.payload)
+        case Scored():
+            return scores_header(response), b""
+        case Measured():
+            return measures_header(response), b""
+        case Models():
+            return {"digests": [m if isinstance(m, str) else model_digest(m) for m in response.models]}, b""
+        case MaskTaken():
+            return {}, encode(response.payload)
+        case Begun():
+            return {}, b""
+        case Refused():
+            return {"refused": response.reason}, b""
+        case Failed() | Unreadable():
+            return {"error": response.reason}, b""
 
 
 def parse_response(

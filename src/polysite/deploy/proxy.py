@@ -1,11 +1,8 @@
 """The proxy through which a hospital connects out: section ``[proxy]`` of its site.toml.
 
-The proxy is asked by HTTP CONNECT for a tunnel to the coordinator; TLS goes through the tunnel from end to end. Where
-the proxy opens TLS, the hospital may name the proxy's own authority: the proxy then sees all that passes, and has to
-show a certificate of the federation to the coordinator.
+The proxy is asked by HTTP CONNECT for a tunnel to the coordinator; TLS goes through the tunnel from end to end.
 """
 
-import os
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,8 +11,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from polysite.errors import ConfigError, DataError, nearest
-
-LOGIN = "POLYSITE_PROXY_LOGIN"  # environment variable with user:password
 
 
 @dataclass(frozen=True)
@@ -26,14 +21,12 @@ class Proxy:
         host: Host of the proxy.
         port: Port of the proxy.
         login: user:password, or empty; never printed.
-        ca: Certificate of the proxy's own authority, if it opens TLS.
         file: File that the login is from.
     """
 
     host: str
     port: int
     login: str = field(default="", repr=False)
-    ca: Path | None = None
     file: Path | None = None
 
     @property
@@ -49,18 +42,15 @@ class Proxy:
         if not given:
             return None
         for key, value in given.items():
-            if key not in ("url", "login", "ca"):
-                raise ConfigError(f"[proxy] has an unknown key {key!r}; {nearest(key, ('url', 'login', 'ca'))}")
+            if key not in ("url", "login"):
+                raise ConfigError(f"[proxy] has an unknown key {key!r}; {nearest(key, ('url', 'login'))}")
             if not isinstance(value, str) or not value:
                 raise ConfigError(f"[proxy] {key} must be a text that is not empty")
         if "url" not in given:
             raise ConfigError('[proxy] has no url, as in url = "http://proxy.example.org:3128"')
         host, port = _address(given["url"])
-        ca = home / Path(given["ca"]).expanduser() if "ca" in given else None
-        if ca is not None and not ca.is_file():
-            raise ConfigError(f"[proxy] ca = {given['ca']!r} does not exist; name the certificate of its authority")
         file = home / Path(given["login"]).expanduser() if "login" in given else None
-        return cls(host, port, _login(file), ca, file)
+        return cls(host, port, _login(file) if file else "", file)
 
 
 def _address(url: str) -> tuple[str, int]:
@@ -76,24 +66,18 @@ def _address(url: str) -> tuple[str, int]:
     except ValueError as problem:
         raise ConfigError(f"[proxy] url is not an address, {shape}") from problem
     if parts.username is not None or parts.password is not None:
-        raise ConfigError(f"[proxy] url holds a login; put it into the file that login names, or into {LOGIN}")
+        raise ConfigError("[proxy] url holds a login; put it into the file that login names")
     if parts.scheme != "http" or not parts.hostname or not port or parts.path.strip("/") or parts.query:
         raise ConfigError(f"[proxy] url = {url!r} must be http://HOST:PORT, {shape}")
     return parts.hostname, port
 
 
-def _login(file: Path | None) -> str:
-    """Return the login of a file, or of the environment; no message ever holds it."""
-    if file is None:
-        login = os.environ.get(LOGIN, "")
-        where = f"the environment variable {LOGIN}"
-        if not login:
-            return ""
-    else:
-        try:
-            login, where = file.read_text(encoding="utf-8").strip(), str(file)
-        except (OSError, UnicodeDecodeError) as problem:
-            raise DataError(f"the login of the proxy, {file}, cannot be read: {type(problem).__name__}") from problem
+def _login(file: Path) -> str:
+    """Return the login of a file; no message ever holds it."""
+    try:
+        login = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise DataError(f"the login of the proxy, {file}, cannot be read: {type(problem).__name__}") from problem
     if ":" not in login or not login.isprintable():
-        raise ConfigError(f"{where} must hold the login of the proxy as USER:PASSWORD in one line")
+        raise ConfigError(f"{file} must hold the login of the proxy as USER:PASSWORD in one line")
     return login

@@ -1,4 +1,14 @@
-"""The texts of a project: the configuration of a server and of a site, and what their folders tell a reader."""
+"""The texts of a project: the configuration of a server and of a site, and what their folders tell a reader.
+
+``coordinator.md`` and ``hospital.md`` become the README.md of a project and of an archive.
+"""
+
+from importlib import resources
+
+COORDINATOR, HOSPITAL = (
+    resources.files("polysite").joinpath("deploy", f"{name}.md").read_text(encoding="utf-8")
+    for name in ("coordinator", "hospital")
+)
 
 SERVER = """\
 # The server of this federation; `polysite deploy run` reads it.
@@ -19,42 +29,6 @@ deadline = 3600
 # the hospitals and their public keys; a hospital without a line is refused (`polysite deploy add` adds one). An empty
 # key is that of a hospital that was invited and has no certificate yet (`polysite deploy sign` makes it)
 [sites]
-"""
-
-COORDINATOR = """\
-# The coordinator's side of a federation
-
-| file | what it is | secret |
-|---|---|---|
-| `server.toml` | where the server listens, which hospitals take part, when a round goes on without some | no |
-| `sites/NAME.zip` | what one hospital needs to enrol; in a local project also its key | **in a local project** |
-| `sites/NAME.crt` | the certificate of a hospital, made from its request | no |
-| `revoked.txt` | keys that are not accepted any more; a running server reads it again whenever it changes | no |
-| `server.crt`, `server.key` | the certificate of the server, and its key | **the key** |
-| `ca.crt`, `ca.key` | the authority that signed all certificates, and its key | **the key** |
-
-Any person with `ca.key` can impersonate the server. It is needed only to sign the requests of hospitals and to renew
-certificates: move it to a safe place, off this machine. (The key of an authority of your own was not copied.)
-
-1. Send every hospital its archive, over a channel that you trust: by `ca.crt` in it the hospital recognises your
-   server. It makes its own key and sends you a request (`site.csr`); its private key never leaves it. Compare the
-   fingerprint over the telephone, then sign and send the certificate back:
-
-   ```sh
-   polysite deploy sign site.csr --project {folder}
-   ```
-
-   (In a local project the archives hold keys already: only for hospitals that are rehearsed on one computer.)
-2. Let hospitals reach `{address}` over TCP. They connect to you; nothing connects to them.
-3. Run a study from the folder above this one. Its `[data]` has `name = "hospitals"` and the modalities and labels that
-   every hospital must have:
-
-   ```sh
-   polysite deploy run study.toml --project {folder}
-   ```
-
-To add a hospital: `polysite deploy add NAME --project {folder}`. If the key of a hospital was lost or seen by others,
-or if it has left: `polysite deploy revoke NAME --project {folder}`; a running server refuses its next message.
 """
 
 DATA = """\
@@ -102,43 +76,3 @@ device = "auto"  # "auto", "cpu", "cuda", or "cuda:1" for a second GPU
 # state = "/data/polysite"  # folder of the audit log, the memory and the models; by default below FLARE's workspace
 
 {data}"""
-
-HOSPITAL = """\
-# {name}: how to take part
-
-This folder makes one computer of your hospital a member of a federation. The coordinator's server sends networks; this
-computer trains them on your cases and returns trained networks and scores. Scans and names of patients do not leave.
-
-1. **Install**, with Python 3.11 or later:
-
-   ```sh
-   pip install './polysite[deploy]' -c polysite/constraints.txt   # polysite: the source that the coordinator names
-   ```
-
-2. **Set `[data]` in `site.toml`** to your cases, and **read `policy.toml`**: it lists what may be asked of this
-   computer and what may leave it. It is yours to change, and it is enforced here. To check the cases:
-   `polysite data check /data/brain`, with your folder.
-
-{enrol}3. **Run**, in this folder:
-
-   ```sh
-   polysite site run .
-   ```
-
-   It connects to `{address}`; nothing connects to this computer, and no port has to be opened. It shows every request
-   and everything that left. Stop it with Ctrl-C and start it again at any time.
-
-**What left?** `polysite site log .` lists it and verifies that the log was not changed. The log is
-`state/ledger.jsonl`, to which lines are only appended.
-
-**Keep `site.key` secret** (`chmod 600 site.key`): never send it to anybody, not even to the coordinator. Any person
-with the key can impersonate your hospital. If others have seen it, tell the coordinator, who revokes it; then enrol
-again.
-"""
-
-ENROL = """\
-   **Enrol**: `polysite site enrol .` makes your key here and a request, `site.csr`. Send the request to the
-   coordinator, and compare the fingerprint that it prints over the telephone. You get a certificate back, `NAME.crt`:
-   `polysite site install NAME.crt .`
-
-"""

@@ -50,7 +50,7 @@ def given_up(tmp_path, wire):
 
 def restarted(host, **site):
     """A new process of a hospital."""
-    return Worker(replace(host.site, **site), host.policy)
+    return Worker(replace(host.hospital.site, **site), host.hospital.policy)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", pytest.param("ditto", marks=pytest.mark.soak)])
@@ -220,7 +220,7 @@ def test_only_keys_of_the_named_hospitals_are_accepted(tmp_path):
 def test_one_hospital_under_two_names_counts_once(tmp_path):
     """A colluding hospital signs for an invented one: with both, the third would be alone among them."""
     everyone = keyed(tmp_path)
-    twin = restarted(everyone["c"], key=everyone["b"].site.key)
+    twin = restarted(everyone["c"], key=everyone["b"].hospital.site.key)
     twin.policy = SitePolicy(fewest=1)
     refused = given_up(tmp_path, Impatient({**everyone, "c": twin}))
     assert "the keys of 'c' and 'b' are signed by one hospital" in refused

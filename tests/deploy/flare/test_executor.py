@@ -51,7 +51,7 @@ def answer(site, message):
 
 
 def test_a_task_goes_to_the_worker_and_what_is_for_this_screen_stays(site):
-    assert answer(site, pack({"kind": "train", "round": 0}, [b"x"])) == ({"seconds": 1.0}, b"body")
+    assert answer(site, pack({"kind": "train", "round": 0}, b"x")) == ({"seconds": 1.0}, b"body")
 
 
 def test_a_site_says_that_it_is_there_until_the_job_ends(site):

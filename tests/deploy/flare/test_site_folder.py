@@ -22,7 +22,6 @@ def test_a_site_without_settings_has_no_cases_and_the_careful_policy(tmp_path):
     assert (site.name, site.engine, site.server, site.data) == ("north", "flare", "FLARE", {})
     assert site.state == tmp_path / "polysite" and site.state.stat().st_mode & 0o077 == 0
     assert SitePolicy.load(site.policy) == SitePolicy()
-    assert prepared(tmp_path).fingerprint == site.fingerprint  # so that a worker that is still there is found
 
 
 def test_the_hospitals_own_files_decide(tmp_path):
@@ -36,7 +35,7 @@ def test_the_hospitals_own_files_decide(tmp_path):
     assert site.state == own / "kept" and site.policy == own / "policy.toml"
     (own / "policy.toml").write_text("fewest = 9\n")
     changed = prepared(tmp_path)
-    assert SitePolicy.load(changed.policy).fewest == 9 and changed.fingerprint != site.fingerprint
+    assert SitePolicy.load(changed.policy).fewest == 9
 
 
 @pytest.mark.parametrize(

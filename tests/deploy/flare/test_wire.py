@@ -66,9 +66,9 @@ def test_a_site_is_there_while_it_says_so(wire, engine, clock):
 def test_a_request_goes_out_and_its_response_comes_back_once(wire, controller):
     body = b"model"
     ids = wire.send_all({"a": ({"kind": "train"}, body), "b": ({"kind": "train"}, body)}, 1.0, "study")
-    assert controller.tasks["a"].data[BODY][0] is controller.tasks["b"].data[BODY][0]
+    assert controller.tasks["a"].data[BODY].obj is controller.tasks["b"].data[BODY].obj
     assert list(wire.collect(ids.values())) == []
-    answer(controller.tasks["a"], pack({"seconds": 1.0}, [b"reply"]))
+    answer(controller.tasks["a"], pack({"seconds": 1.0}, b"reply"))
     (envelope,) = wire.collect(ids.values())
     assert (envelope.id, envelope.header, envelope.error) == (ids["a"], {"seconds": 1.0}, "")
     assert envelope.take() == b"reply" and envelope.take() == b""

@@ -17,11 +17,12 @@ from polysite import config
 from polysite.costs.model import Demand
 from polysite.data import phantom
 from polysite.data.phantom import Hospital
-from polysite.deploy.site import agreement, worker
+from polysite.deploy.site import agreement
 from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import Studies, Trace
 from polysite.engines import host as host_of_a_site
+from polysite.engines import site_memory
 from polysite.errors import DataError
 from polysite.payload import Payload, encode
 
@@ -86,7 +87,7 @@ def test_a_study_that_would_exhaust_the_hospital_is_refused_before_it_begins(hos
     monkeypatch.setattr(agreement.study, "cut", lambda *_: pytest.fail("a case was prepared"))
     reason = ask(host, "hello", config=text)["refused"]
     assert said in reason and "\n" not in reason and len(reason) < 200
-    assert not (host.site.state / "runs").exists()
+    assert not (host.hospital.site.state / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -109,10 +110,10 @@ def test_every_limit_has_a_sentence(more, room, said):
 def test_a_request_that_takes_too_long_is_stopped_and_the_study_refused_in_the_end(hospital, monkeypatch):
     host = hospital()
     assert "train" in ask(host, "hello", config=REHEARSAL)
-    host.policy = replace(host.policy, seconds=0.05)
+    host.hospital.policy = replace(host.hospital.policy, seconds=0.05)
     monkeypatch.setattr(host_of_a_site, "take_turn", lambda *_: time.sleep(30))
     for _ in range(3):
-        host.agreed = host.agreed or host._agree("s", REHEARSAL)
+        host._joined._find("s")
         assert train(host)["refused"] == "train took too long here: policy.toml says seconds = 0.05"
     assert host.agreed is None
     assert "took too long" in ask(host, "hello", config=REHEARSAL)["refused"]
@@ -175,7 +176,7 @@ def test_a_study_with_one_patient_more_is_refused(hospital, scans, tmp_path):
     few, more, many = (manifest(scans, tmp_path / f"{n}.csv", n) for n in (5, 6, 10))
     host = hospital(few)
     assert hello(host)["train"] == 5
-    shutil.rmtree(host.site.state / "runs")  # a deleted folder forgets nothing
+    shutil.rmtree(host.hospital.site.state / "runs")  # a deleted folder forgets nothing
     assert "similar_days = 30" in hello(hospital(more), "t")["refused"]
     assert hello(hospital(many), "u")["train"] == 10
     assert hello(hospital(more, similar_days=0), "v")["train"] == 6
@@ -196,7 +197,7 @@ def test_changed_data_move_no_case_and_are_an_incident(hospital, scans, tmp_path
     host = hospital(data)
     assert "incidents" not in hello(host)
     before = parts(host)
-    digest = host.pseudonyms.list_digest("s", before)
+    digest = host.hospital.pseudonyms.list_digest("s", before)
     assert "incidents" not in hello(hospital(data)) and "incidents" not in train(host)
     shutil.move(tmp_path / "kept_back", kept_back)  # one more
     again = hospital(data)
@@ -205,12 +206,12 @@ def test_changed_data_move_no_case_and_are_an_incident(hospital, scans, tmp_path
     assert after == {**before, "train": before["train"] | {kept_back.name}}
     (incident,) = answer["incidents"]
     assert "cases are not those" in incident and kept_back.name not in json.dumps(answer)
-    assert again.pseudonyms.list_digest("s", after) != digest
+    assert again.hospital.pseudonyms.list_digest("s", after) != digest
     shutil.rmtree(data / min(before["test"]))  # one gone
     last = hospital(data)
     assert hello(last)["incidents"]
     assert parts(last) == {**after, "test": after["test"] - {min(before["test"])}}
-    kept = host.site.state / "runs" / "s" / "split.json"
+    kept = host.hospital.site.state / "runs" / "s" / "split.json"
     assert not any(name in kept.read_text() for names in before.values() for name in names)
     kept.write_text("{}")  # without it the study does not go on
     answer = hello(hospital(data))
@@ -259,10 +260,10 @@ def damage(path):
 def test_a_damaged_memory_is_set_aside_and_the_last_sound_one_of_this_phase_is_used(hospital):
     host = hospital()
     ask(host, "hello", config=DITTO)
-    policy, memory = host.policy, host.site.state / "runs" / "s" / "memory"
-    host.policy = replace(policy, disk=0.00001)
-    assert "disk = 1e-05" in train(host)["refused"] and not list(host.site.state.rglob("round-*.safetensors"))
-    host.policy = policy
+    policy, memory = host.hospital.policy, host.hospital.site.state / "runs" / "s" / "memory"
+    host.hospital.policy = replace(policy, disk=0.00001)
+    assert "disk = 1e-05" in train(host)["refused"] and not list(host.hospital.site.state.rglob("round-*.safetensors"))
+    host.hospital.policy = policy
     assert "incidents" not in train(host)
     damage(memory / "round-000000.safetensors")
     answer = train(host, 1, version=0)
@@ -272,8 +273,8 @@ def test_a_damaged_memory_is_set_aside_and_the_last_sound_one_of_this_phase_is_u
     damage(memory / "round-000002.safetensors")
     answer = train(host, 3, version=2)
     assert answer["incidents"] == ["its memory of round 3 was damaged: it goes on from that of round 2"]
-    other = worker.Memory("north", "scaffold in phase 2", 5, Payload())
-    worker.site_memory.save(memory / "round-000005.safetensors", other)
+    other = site_memory.Memory("north", "scaffold in phase 2", 5, Payload())
+    site_memory.save(memory / "round-000005.safetensors", other)
     assert "error" in train(host, 6, version=5)  # sound, and of another owner: still refused
     assert (memory / "round-000005.safetensors").exists()
 
@@ -283,7 +284,7 @@ def test_the_model_that_a_phase_began_from_has_a_copy(hospital):
     ask(host, "hello", config=REHEARSAL + '[[then]]\nalgorithm = "fine_tune"\nrun.rounds = 2\n')
     start = encode(Payload(model=start_of(host)))
     ask(host, "begin", start, phase=1, begins=3, before=0, round=2)
-    folder = host.site.state / "runs" / "s"
+    folder = host.hospital.site.state / "runs" / "s"
     damage(folder / "phase-1.safetensors")
     answer = ask(hospital(), "train", start, phase=1, round=3)
     assert "copy" in answer["incidents"][0] and "error" not in answer

@@ -23,7 +23,6 @@ from polysite.cluster.mixture import CaseClusters
 from polysite.config import Study
 from polysite.data.case import SPLITS
 from polysite.data.federation import Natural
-from polysite.deploy import enrolment
 from polysite.deploy.coordinator.posted import Post, Posted
 from polysite.deploy.identity import identity
 from polysite.deploy.project import Project
@@ -68,7 +67,6 @@ def listening(project: Project) -> Iterator["Link"]:
         ca=project.ca,
         sites=project.sites,
         revoked=project.revoked,
-        renewal=lambda site, request: enrolment.renewed_certificate(project.folder, site, request),
     ) as link:
         for remark in project.remarks:
             if "expires on" in remark:

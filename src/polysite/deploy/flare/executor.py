@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polysite.buffers import Buffer
-from polysite.deploy.flare.messages import HERE, cut, pack, unpack
+from polysite.deploy.flare.messages import HERE, pack, unpack
 from polysite.deploy.flare.site_folder import prepare
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.site.worker_process import WorkerProcess, ask_and_show, opened
@@ -102,4 +102,4 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
             return pack({"error": FAILED})
         worker.incidents = []
         answer, out = answers[0]
-        return pack(answer, cut(out))
+        return pack(answer, out)

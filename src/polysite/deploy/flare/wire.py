@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from polysite.buffers import Buffer
 from polysite.deploy.coordinator.posted import Envelope
-from polysite.deploy.flare.messages import HERE, TASK, cut, pack, unpack
+from polysite.deploy.flare.messages import HERE, TASK, pack, unpack
 from polysite.errors import PayloadError, RunError, shown
 from polysite.payload import SiteId
 
@@ -101,14 +101,12 @@ class FlareWire:
         self, letters: Mapping[SiteId, tuple[Mapping[str, Any], Buffer]], ttl: float, group: str
     ) -> dict[SiteId, str]:
         """Make a task for each site; return their identifiers. Sites that get the same body share its bytes."""
-        bodies = {id(body): body for _, body in letters.values()}
-        parts = {key: cut(body) for key, body in bodies.items()}
         sent = {}
         for site, (header, body) in letters.items():
             sent[site] = name = uuid4().hex
             task = Task(
                 TASK,
-                pack(header, parts[id(body)]),
+                pack(header, body),
                 props={"polysite": name},
                 result_received_cb=self._receive,
                 task_done_cb=self._end,

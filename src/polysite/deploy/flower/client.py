@@ -40,7 +40,7 @@ class Fleet(Connection):
     """One site's connection to the coordinator, with the requests that come and the responses that go over it."""
 
     _last = ""  # the request that was received last
-    _body = _Body("", memoryview(b""))  # kept, because the next request may have the same
+    _body = _Body("", memoryview(b""))  # what is being fetched
     _outgoing: tuple[Incoming, Letter] | None = None  # a response that may have to be uploaded further
 
     def __enter__(self) -> Self:
@@ -53,7 +53,7 @@ class Fleet(Connection):
         """Return the next request, if one is there or comes within so many seconds.
 
         ``Lost`` after ``patience`` seconds without a connection. After ``connect``, the next call goes on where this
-        one ended. A body that is the same as that of the former request is not fetched again.
+        one ended.
         """
         headers = {WAIT: str(seconds), LAST: self._last}
         text = self.call(lambda: self.ask("POST", "next", headers=headers), self.patience)
@@ -80,11 +80,9 @@ class Fleet(Connection):
             self._body = _Body("", memoryview(b""))  # its memory is given back before more is taken
             self._body = _Body(letter.digest, room(letter.size))
         came = self._body
-        if came.filled == letter.size:
-            return came.memory
         self.call(lambda: self._fill(came, letter.id), self.patience, lambda: came.filled)
+        self._body = _Body("", memoryview(b""))
         if came.resumed and digest(came.memory) != letter.digest:
-            self._body = _Body("", memoryview(b""))
             raise PayloadError("what arrived is not a message: its body is not the one of its digest")
         return came.memory
 

@@ -100,9 +100,8 @@ class Connection:
             KEY: b64encode(public_pem(self._key.public_key())).decode(),
             INSTANCE: secrets.token_hex(16),
         }
-        opener = None if proxy is None else proxy.ca
         self._proxy = proxy
-        self._context = tls_context(ssl.PROTOCOL_TLS_CLIENT, certificate, key, ca, opener)
+        self._context = tls_context(ssl.PROTOCOL_TLS_CLIENT, certificate, key, ca)
         self._mine, self._all = threading.local(), list[HTTPSConnection]()  # one line for each thread
         self.closing = threading.Event()
         self._pulse: threading.Thread | None = None
@@ -128,23 +127,6 @@ class Connection:
         """Raise ``Lost`` if there is no connection."""
         if not self._known or self.closing.is_set():
             raise Lost(f"this site is not connected to the coordinator at {self.address}")
-
-    def renew(self, request: bytes) -> bytes | None:
-        """Ask for a new certificate by a signing request; None if the coordinator has to make it by hand."""
-
-        def ask() -> bytes | None:
-            try:
-                return self.ask("POST", "renew", request)
-            except Declined as problem:
-                if problem.word == "by hand":
-                    return None
-                raise
-
-        return self.call(ask, self.patience)
-
-    def use(self, certificate: Path, key: Path) -> None:
-        """Show another certificate of this site's key from now on."""
-        self._context.load_cert_chain(certificate, key)
 
     def close(self) -> None:
         """Disconnect."""
@@ -266,9 +248,7 @@ class Connection:
 def _unreachable(address: str, problem: Exception, proxy: Proxy | None) -> Refused:
     at = f"the coordinator at {address}" + (f" (through the proxy {proxy.host}:{proxy.port})" if proxy else "")
     if isinstance(problem, ssl.SSLCertVerificationError):
-        hint = (
-            "; a proxy that opens TLS has to let this address pass, or needs [proxy] ca in site.toml" if proxy else ""
-        )
+        hint = "; a proxy that opens TLS has to let this address pass unopened" if proxy else ""
         return Refused(
             f"what answers at {address} is not this consortium's coordinator: {problem.verify_message}{hint}",
             slowly=True,

@@ -8,7 +8,7 @@ are bounded before anything is read. No call can start code.
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from polysite.deploy.flower.admission import Admission, Refusal
 from polysite.deploy.flower.messages import INSTANCE, LAST, MAX_LETTER, PREFIX, START, WAIT, Letter, digest
 from polysite.deploy.flower.port import Reply, Request
 from polysite.deploy.flower.superlink import SuperLink
-from polysite.errors import PayloadError, PolysiteError
+from polysite.errors import PayloadError
 
 CALLS = {  # what a hospital may call, with its method and the largest body in bytes; None: of an answer
     "connect": ("POST", 0),
@@ -27,11 +27,8 @@ CALLS = {  # what a hospital may call, with its method and the largest body in b
     "body": ("GET", 0),
     "answer": ("POST", MAX_LETTER),
     "upload": ("PUT", None),
-    "renew": ("POST", 16 << 10),
 }
 MAX_WAIT = 5.0  # seconds for which a request for messages is held
-
-Renewal = Callable[[str, bytes], bytes | None]
 
 
 @dataclass(slots=True)
@@ -81,11 +78,10 @@ class Gateway:
         superlink: Flower's record of nodes and messages.
         admission: Authenticates requests.
         limit: Largest answer in bytes.
-        renewal: Returns a new certificate for a site and its request, or None if it has to be made by hand.
     """
 
-    def __init__(self, superlink: SuperLink, admission: Admission, limit: int, renewal: Renewal):
-        self._superlink, self._admission, self._limit, self._renewal = superlink, admission, limit, renewal
+    def __init__(self, superlink: SuperLink, admission: Admission, limit: int):
+        self._superlink, self._admission, self._limit = superlink, admission, limit
         self.sent: dict[str, Sent] = {}
         self.tokens: dict[str, str] = {}
         self.arrived = threading.Event()  # an answer is complete, or a site has connected
@@ -122,8 +118,6 @@ class Gateway:
                 return self._announce(site, id, request, size)
             case "upload":
                 return self._upload(site, id, request, size)
-            case "renew":
-                return self._renew(site, _read(request, size))
         return Reply(200)
 
     def online(self, site: str) -> bool:
@@ -233,16 +227,6 @@ class Gateway:
         if not self._superlink.answer(sent.site, id):
             raise Refusal(410, "unwanted")
         self.arrived.set()
-
-    def _renew(self, site: str, request: bytes) -> Reply:
-        """Return a new certificate for a site that asks for one with its own key."""
-        try:
-            made = self._renewal(site, request)
-        except PolysiteError as problem:
-            raise Refusal(400, "odd", f"asks for a certificate that it cannot have: {problem}", site) from problem
-        if made is None:
-            raise Refusal(404, "by hand", "needs a new certificate: have it send a request (polysite site renew)", site)
-        return Reply(200, made)
 
 
 def _announced(headers: Mapping[str, str], most: int, site: str) -> int:

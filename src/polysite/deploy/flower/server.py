@@ -14,11 +14,12 @@ from typing import Any, Self
 from polysite.buffers import Buffer
 from polysite.deploy.coordinator.posted import Envelope
 from polysite.deploy.flower.admission import Admission
-from polysite.deploy.flower.gateway import Gateway, Renewal, Sent
+from polysite.deploy.flower.gateway import Gateway, Sent
 from polysite.deploy.flower.messages import Header, Letter, digest
 from polysite.deploy.flower.port import Pace, Port
 from polysite.deploy.flower.superlink import SuperLink
 from polysite.deploy.flower.tls import tls_context
+from polysite.deploy.protocol import NAME
 from polysite.deploy.revocations import Revocations
 from polysite.errors import RunError
 
@@ -36,7 +37,6 @@ class Link:
         limit: Largest response in bytes.
         pace: How slow a client may be.
         revoked: List of revoked keys, which is read again whenever it changes.
-        renewal: Returns a new certificate for a site and its request, or None if it has to be made by hand.
     """
 
     def __init__(
@@ -51,32 +51,20 @@ class Link:
         limit: int = 8 << 30,
         pace: Pace = Pace(),
         revoked: Path | None = None,
-        renewal: Renewal = lambda site, request: None,
     ):
-        self._at = host, port
-        self._files = certificate, key, ca
-        self._sites, self._limit, self._pace = dict(sites), limit, pace
-        self._revoked, self._renewal = Revocations(revoked), renewal
+        self._sites, self._limit, self._admission = tuple(sites), limit, Admission(sites, Revocations(revoked))
+        context = tls_context(ssl.PROTOCOL_TLS_SERVER, certificate, key, ca)
+        self._superlink = SuperLink(sites)
+        self._gateway = Gateway(self._superlink, self._admission, limit)
+        listener = _listen(host, port)
+        self.port: int = listener.getsockname()[1]  # that is listened on
+        self._port = Port(listener, context, list(sites), self._admission, pace, self._gateway.answer)
 
     def __enter__(self) -> Self:
-        self._admission, context = (
-            Admission(self._sites, self._revoked),
-            tls_context(ssl.PROTOCOL_TLS_SERVER, *self._files),
-        )
-        self._superlink = SuperLink(self._sites)
-        self._gateway = Gateway(self._superlink, self._admission, self._limit, self._renewal)
-        listener = _listen(*self._at)
-        self._at = self._at[0], listener.getsockname()[1]
-        self._port = Port(listener, context, list(self._sites), self._admission, self._pace, self._gateway.answer)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._port.close()
-
-    @property
-    def port(self) -> int:
-        """The port that is listened on."""
-        return self._at[1]
 
     def online(self) -> dict[str, str]:
         """Return the connected sites, each with a token that changes whenever the site connects anew."""
@@ -88,11 +76,11 @@ class Link:
         """Leave a message for each site; return their identifiers. A body for several sites is hashed and kept once."""
         if unknown := sorted(set(letters) - set(self._sites)):
             raise RunError(f"no message can go to {unknown[0]!r}: the sites are {', '.join(self._sites)}")
-        bodies = {id(body): body for _, body in letters.values()}
-        digests = {each: digest(body) for each, body in bodies.items()}
+        bodies = {id(body): (header, body) for header, body in letters.values()}
+        digests = {each: str(header.get(NAME) or digest(body)) for each, (header, body) in bodies.items() if body}
         ids = {site: secrets.token_hex(16) for site in letters}
         for site, (header, body) in letters.items():
-            letter = Letter(ids[site], header, digests[id(body)], len(body))
+            letter = Letter(ids[site], header, digests.get(id(body), ""), len(body))
             self._gateway.sent[letter.id] = Sent(site, letter, body)
             if not self._superlink.ask(site, letter.id, ttl, group):
                 self.forget(list(ids.values()))

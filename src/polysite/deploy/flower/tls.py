@@ -6,18 +6,16 @@ from pathlib import Path
 from polysite.errors import RunError
 
 
-def tls_context(side: int, certificate: Path, key: Path, ca: Path, proxy: Path | None = None) -> ssl.SSLContext:
+def tls_context(side: int, certificate: Path, key: Path, ca: Path) -> ssl.SSLContext:
     """Return the TLS context of a side (``ssl.PROTOCOL_TLS_SERVER`` or ``_CLIENT``), which shows this certificate and
-    requires one of the federation's CA, or of a proxy that opens TLS."""
+    requires one of the federation's CA."""
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
-    for path, whose in ((ca, "the consortium's CA"), (proxy, "the proxy's CA")):
-        try:
-            if path is not None:
-                context.load_verify_locations(path)
-        except OSError as problem:
-            raise RunError(f"{path} cannot be read as the certificate of {whose}: {problem}") from problem
+    try:
+        context.load_verify_locations(ca)
+    except OSError as problem:
+        raise RunError(f"{ca} cannot be read as the certificate of the consortium's CA: {problem}") from problem
     try:
         context.load_cert_chain(certificate, key)
     except OSError as problem:

@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -23,19 +22,17 @@ from polysite.data.files import Files
 from polysite.data.layouts import LAYOUTS
 from polysite.data.sources import Phantom, PhantomClasses, Source
 from polysite.data.split import SiteSplit
-from polysite.deploy.project import SiteConfig
+from polysite.deploy.site.hospital import Hospital
 from polysite.deploy.site.kept_split import keep_split
 from polysite.deploy.site.limits import refuse_size
 from polysite.deploy.site.masked_sums import MaskedSums
 from polysite.deploy.site.policy import Intent, Refusal, SitePolicy, obey
-from polysite.deploy.site.pseudonyms import Pseudonyms
-from polysite.deploy.site.studies import DAY, Studies, Trace
+from polysite.deploy.site.studies import Trace
 from polysite.deploy.site.withdrawn import withdrawn_cases
 from polysite.engines.host import HostPhase, SiteHost
-from polysite.engines.messages import RequestKind
-from polysite.engines.run_folder import file_name
 from polysite.errors import ConfigError, DataError
 from polysite.models.encoders import Bundled
+from polysite.payload import SiteId
 from polysite.storage import private_folder, write_file
 from polysite.study.estimate import demand, device_memory
 from polysite.training.torch_site import TorchSite
@@ -50,143 +47,105 @@ class Agreed:
     splits: SiteSplit
     volumes: SiteSplit  # volumes that were cut into slices, where the study has slices; else the same as the splits
     host: SiteHost
+    sums: MaskedSums
     folder: Path
 
-    def done(self, kind: RequestKind) -> int:
-        """Return how many requests of a kind were answered."""
-        file = self._count_file(kind)
-        return file.stat().st_size if file.exists() else 0
 
-    def count(self, kind: RequestKind) -> None:
-        """Count one more answer: a byte in a file."""
-        with self._count_file(kind).open("ab") as file:
-            file.write(b".")
-
-    def _count_file(self, kind: RequestKind) -> Path:
-        return self.folder / f"{counted_as(kind)}.count"
-
-
-class Agreements:
-    """Decides about studies, and keeps those that were agreed to.
-
-    Args:
-        site: The site's configuration.
-        pseudonyms: Digests of cases.
-        studies: The studies of the last days.
-        source: Returns the hospital's own cases for what a study wants.
-        note: Reports an incident.
-    """
-
-    def __init__(
-        self,
-        site: SiteConfig,
-        pseudonyms: Pseudonyms,
-        studies: Studies,
-        source: Callable[[Source], Source],
-        note: Callable[[str], None],
-    ):
-        self.site, self.pseudonyms, self.studies, self.source, self.note = site, pseudonyms, studies, source, note
-
-    def new_studies(self) -> int:
-        """Return how many studies were agreed to within a day, also those of which the folder was deleted."""
-        files = (self.site.state / "runs").glob("*/study.toml")
-        recent = {f.parent.name for f in files if time.time() - f.stat().st_mtime < DAY}
-        return len(recent | {file_name(trace.study) for trace in self.studies.within(1)})
-
-    def folder(self, id: str) -> Path:
-        """Return the folder of a study."""
-        return self.site.state / "runs" / file_name(id)
-
-    def agree(self, id: str, text: str, policy: SitePolicy, now: datetime) -> Agreed:
-        """Take part, if the policy allows everything that the study will ask and the data fit."""
-        with plugins.only(policy.digests):
-            wanted = config.parse(text, where="the study")
-        if any(phase.run.pooled for phase in config.phases(wanted)):
-            raise Refusal("run.pooled would bring all scans to one place; no scan leaves this site")
-        if isinstance(wanted.data, Files) and wanted.data.format not in ("auto", *LAYOUTS):
-            raise Refusal("data.format names code of the coordinator's choice; the layout here is this site's own")
-        if wanted.split.file:
-            raise Refusal("split.file names a file of the coordinator's; the study must split by itself")
-        if not isinstance(wanted.encoder, Bundled):
-            raise Refusal("encoder.name names a file of the coordinator's; leave it out, for the one that is built in")
-        refuse_size(wanted)
-        folder = self.folder(id)
-        new = not (folder / "study.toml").exists()
-        try:
-            local = replace(wanted, data=self.source(wanted.data), train=replace(wanted.train, device=self.site.device))
-            _check_data(local.data, wanted.data)
-            withdrawn = withdrawn_cases(self.site.state)
-            cases = [case for case in _cases(local, self.site.name) if case.name not in withdrawn]
-        except ConfigError as problem:  # of this hospital's own configuration: it may name files
-            raise DataError(str(problem)) from problem
-        self._check_demand(local, len(cases), new, policy)
-        try:
-            whole = local.split.apply({self.site.name: cases}, local.split.seed_of(local.seed))
-            kept = keep_split(folder / "split.json", cases, whole[self.site.name], self.pseudonyms)
-            volumes, splits = kept.splits, study.cut(local, {self.site.name: kept.splits})[self.site.name]
-        except ConfigError as problem:
-            raise DataError(str(problem)) from problem
-        _check_study(local, len(volumes["train"]), splits, policy, now)
-        trace = self._trace(id, local, volumes, splits, policy)
-        if new:
-            obey(self._refuse_similar(trace, policy))
-        for inside in (folder, folder / "memory"):
-            private_folder(inside)
-        kept.write(folder / "split.json")
-        if new:  # before any work: it counts as a study, however it ends
-            write_file(folder / "study.toml", lambda p: p.write_text(text))
-        if new and not isinstance(local.data, Phantom | PhantomClasses):
-            self.studies.add(trace)
-        if kept.changed:
-            self.note(
-                "its cases are not those with which it agreed to this study: every known case stays in its part of the "
-                "split, and new ones train"
-            )
-        host = study.build_sites(local, {self.site.name: splits})[self.site.name]
-        host.unpredictable = True  # the coordinator knows the seed
-        return Agreed(id, local, splits, volumes, self._host(local, host, volumes, policy, folder), folder)
-
-    def _host(self, local: Study, site: TorchSite, volumes: SiteSplit, policy: SitePolicy, folder: Path) -> SiteHost:
-        """Return what answers for this hospital in all phases of a study."""
-        phases = {
-            k: HostPhase(p.algorithm, site.under(p.train), tuple(p.run.outgoing), p.run.secure, p.train.private)
-            for k, p in enumerate(config.phases(local))
-        }
-
-        def assessed() -> HostPhase:
-            described: Any = assessment.assessed_sites(local, dealt={self.site.name: volumes}).known[self.site.name]
-            described.unpredictable = True  # the coordinator knows the seed
-            return HostPhase(cast(Algorithm[Any], local.assess), described)
-
-        masks = MaskedSums(folder, self.site, policy)
-        return SiteHost(self.site.name, phases, assessment=assessed, masks=masks)
-
-    def _check_demand(self, local: Study, cases: int, new: bool, policy: SitePolicy) -> None:
-        """Ask the policy about the memory and the disk space of a study, before anything is allocated."""
-        free = shutil.disk_usage(self.site.state).free + Cache(place()).size if new else sys.maxsize
-        _, device = device_memory(local)
-        obey(policy.refuse_demand(demand(local, cases), machine.memory().total, device.total, free))
-
-    def _trace(self, id: str, local: Study, volumes: SiteSplit, splits: SiteSplit, policy: SitePolicy) -> Trace:
-        """Return what a study does with the cases here."""
-        digests = {part: sorted(self.pseudonyms.digest(c.name) for c in volumes[part]) for part in SPLITS}
-        every = sorted(d for part in SPLITS for d in digests[part])
-        described = every if local.assess.cases == "all" else digests["train"]
-        assessed = described if policy.may_assess(local.assess.private) else ()
-        seen = [n for p in config.phases(local) if (n := _most_seen(p, len(splits["train"]))) is not None]
-        train, seed = tuple(digests["train"]), local.seed
-        return Trace(id, time.time(), train, tuple(assessed), seed, tuple(seen), _of_one(splits))
-
-    def _refuse_similar(self, trace: Trace, policy: SitePolicy) -> str | None:
-        """Return why a study that is too much like another is refused, or None."""
-        days, fewest = policy.similar_days, policy.fewest
-        if not self.studies.similar(trace, days, fewest):
-            return None
-        return (
-            "this study and another one (or two phases of it) differ by so few training cases or steps that the "
-            f"difference of their results would be about single cases: policy.toml says similar_days = {days:g} and "
-            f"fewest = {fewest}"
+def agree(hospital: Hospital, id: str, text: str) -> Agreed:
+    """Take part, if the policy allows everything that the study will ask and the data fit."""
+    site, policy = hospital.site, hospital.policy
+    with plugins.only(policy.digests):
+        wanted = config.parse(text, where="the study")
+    if any(phase.run.pooled for phase in config.phases(wanted)):
+        raise Refusal("run.pooled would bring all scans to one place; no scan leaves this site")
+    if isinstance(wanted.data, Files) and wanted.data.format not in ("auto", *LAYOUTS):
+        raise Refusal("data.format names code of the coordinator's choice; the layout here is this site's own")
+    if wanted.split.file:
+        raise Refusal("split.file names a file of the coordinator's; the study must split by itself")
+    if not isinstance(wanted.encoder, Bundled):
+        raise Refusal("encoder.name names a file of the coordinator's; leave it out, for the one that is built in")
+    refuse_size(wanted)
+    folder = hospital.folder(id)
+    new = not (folder / "study.toml").exists()
+    try:
+        local = replace(wanted, data=hospital.source(wanted.data), train=replace(wanted.train, device=site.device))
+        _check_data(local.data, wanted.data)
+        withdrawn = withdrawn_cases(site.state)
+        cases = [case for case in _cases(local, site.name) if case.name not in withdrawn]
+    except ConfigError as problem:  # of this hospital's own configuration: it may name files
+        raise DataError(str(problem)) from problem
+    _check_demand(hospital, local, len(cases), new)
+    try:
+        whole = local.split.apply({site.name: cases}, local.split.seed_of(local.seed))
+        kept = keep_split(folder / "split.json", cases, whole[site.name], hospital.pseudonyms)
+        volumes, splits = kept.splits, study.cut(local, {site.name: kept.splits})[site.name]
+    except ConfigError as problem:
+        raise DataError(str(problem)) from problem
+    _check_study(local, len(volumes["train"]), splits, policy, hospital.now())
+    trace = _trace(hospital, id, local, volumes, splits)
+    if new:
+        obey(_refuse_similar(hospital, trace))
+    for inside in (folder, folder / "memory"):
+        private_folder(inside)
+    kept.write(folder / "split.json")
+    if new:  # before any work: it counts as a study, however it ends
+        write_file(folder / "study.toml", lambda p: p.write_text(text))
+    if new and not isinstance(local.data, Phantom | PhantomClasses):
+        hospital.studies.add(trace)
+    if kept.changed:
+        hospital.note(
+            "its cases are not those with which it agreed to this study: every known case stays in its part of the "
+            "split, and new ones train"
         )
+    made = study.build_sites(local, {site.name: splits})[site.name]
+    made.unpredictable = True  # the coordinator knows the seed
+    sums = MaskedSums(folder, site, policy)
+    return Agreed(id, local, splits, volumes, _host(site.name, local, made, volumes, sums), sums, folder)
+
+
+def _host(name: SiteId, local: Study, site: TorchSite, volumes: SiteSplit, sums: MaskedSums) -> SiteHost:
+    """Return what answers for this hospital in all phases of a study."""
+    phases = {
+        k: HostPhase(p.algorithm, site.under(p.train), tuple(p.run.outgoing), p.run.secure, p.train.private)
+        for k, p in enumerate(config.phases(local))
+    }
+
+    def assessed() -> HostPhase:
+        described: Any = assessment.assessed_sites(local, dealt={name: volumes}).known[name]
+        described.unpredictable = True  # the coordinator knows the seed
+        return HostPhase(cast(Algorithm[Any], local.assess), described)
+
+    return SiteHost(name, phases, assessment=assessed, masks=sums)
+
+
+def _check_demand(hospital: Hospital, local: Study, cases: int, new: bool) -> None:
+    """Ask the policy about the memory and the disk space of a study, before anything is allocated."""
+    free = shutil.disk_usage(hospital.site.state).free + Cache(place()).size if new else sys.maxsize
+    _, device = device_memory(local)
+    obey(hospital.policy.refuse_demand(demand(local, cases), machine.memory().total, device.total, free))
+
+
+def _trace(hospital: Hospital, id: str, local: Study, volumes: SiteSplit, splits: SiteSplit) -> Trace:
+    """Return what a study does with the cases here."""
+    digests = {part: sorted(hospital.pseudonyms.digest(c.name) for c in volumes[part]) for part in SPLITS}
+    every = sorted(d for part in SPLITS for d in digests[part])
+    described = every if local.assess.cases == "all" else digests["train"]
+    assessed = described if hospital.policy.may_assess(local.assess.private) else ()
+    seen = [n for p in config.phases(local) if (n := _most_seen(p, len(splits["train"]))) is not None]
+    train, seed = tuple(digests["train"]), local.seed
+    return Trace(id, time.time(), train, tuple(assessed), seed, tuple(seen), _of_one(splits))
+
+
+def _refuse_similar(hospital: Hospital, trace: Trace) -> str | None:
+    """Return why a study that is too much like another is refused, or None."""
+    days, fewest = hospital.policy.similar_days, hospital.policy.fewest
+    if not hospital.studies.similar(trace, days, fewest):
+        return None
+    return (
+        "this study and another one (or two phases of it) differ by so few training cases or steps that the "
+        f"difference of their results would be about single cases: policy.toml says similar_days = {days:g} and "
+        f"fewest = {fewest}"
+    )
 
 
 def _check_study(wanted: Study, cases: int, splits: SiteSplit, policy: SitePolicy, now: datetime) -> None:
@@ -223,11 +182,6 @@ def _check_study(wanted: Study, cases: int, splits: SiteSplit, policy: SitePolic
 def _of_one(splits: SiteSplit) -> int:
     """Return the most training slices of one volume; 1 if cases are volumes."""
     return max(Counter(case.source for case in splits["train"]).values(), default=1)
-
-
-def counted_as(kind: RequestKind) -> RequestKind:
-    """Return the kind under which a request is counted: ``examine`` counts as ``score``, since it scores cases too."""
-    return "score" if kind == "examine" else kind
 
 
 def _cases(local: Study, name: str) -> list[CaseRef]:

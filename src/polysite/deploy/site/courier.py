@@ -7,20 +7,16 @@ writes.
 
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from polysite.buffers import Buffer
-from polysite.deploy import certificates, enrolment
 from polysite.deploy.flower.client import Fleet, Incoming
 from polysite.deploy.flower.connection import Lost
 from polysite.deploy.project import SiteConfig
 from polysite.deploy.site.worker_process import Say, WorkerProcess, ask_and_show, opened
-from polysite.errors import PayloadError, PolysiteError, RunError
-from polysite.storage import write_file
+from polysite.errors import PayloadError, RunError
 
 WAIT = 4  # seconds for which the coordinator holds a poll until there is a request
-DAY = 86400.0  # seconds between two looks at the certificate
 SOON, LATER = 0.02, 1.0  # seconds between two polls that are not held: after the last request, and when none comes
 MAX_PAUSE = {False: 5.0, True: 60.0}  # seconds between two attempts to connect; longer where it is not the coordinator
 
@@ -38,12 +34,9 @@ def _serve(site: SiteConfig, worker: WorkerProcess, say: Say) -> None:
     with Fleet(site.server, key=site.key, certificate=site.certificate, ca=site.ca, proxy=site.proxy) as fleet:
         _connect(fleet, say)
         say(f"connected to {site.server}; waiting to be asked")
-        busy, checked = time.monotonic(), 0.0
+        busy = time.monotonic()
         while True:
             try:
-                if not checked or time.monotonic() > checked + DAY:
-                    checked = time.monotonic()
-                    _renew(site, fleet, say)
                 asked = time.monotonic()
                 if _turn(fleet, worker, say):
                     busy = time.monotonic()
@@ -53,29 +46,6 @@ def _serve(site: SiteConfig, worker: WorkerProcess, say: Say) -> None:
                 worker.tell(f"the connection was lost: {problem}")
                 _connect(fleet, say)
                 say(f"connected to {site.server} again")
-
-
-def _renew(site: SiteConfig, fleet: Fleet, say: Say) -> None:
-    """Warn before the certificate expires, and get a new one where the coordinator signs by itself."""
-    try:
-        end = certificates.expiry(site.certificate)
-        if end - datetime.now(UTC) > certificates.SOON:
-            return
-        say(f"the certificate of this site expires on {end:%Y-%m-%d}; asking for a new one")
-        made = fleet.renew(certificates.signing_request(site.name, certificates.read_key(site.key)))
-        if made is None:
-            say("the coordinator signs by hand: run 'polysite site renew' and send it the request")
-            return
-        fresh = site.state / "renewed.crt"
-        write_file(fresh, lambda p: p.write_bytes(made))
-        end = enrolment.install(site.path, fresh)
-        fresh.unlink()
-        fleet.use(site.certificate, site.key)
-        say(f"the certificate was renewed; it expires on {end:%Y-%m-%d}")
-    except Lost:
-        raise
-    except PolysiteError as problem:  # it is tried again tomorrow
-        say(f"the certificate was not renewed: {problem}")
 
 
 def _turn(fleet: Fleet, worker: WorkerProcess, say: Say) -> bool:

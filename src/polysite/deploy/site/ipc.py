@@ -1,20 +1,17 @@
-"""The Unix socket between the courier and the worker of a hospital, in a folder that only their user can open.
+"""Frames between the courier and the worker of a hospital, over a pair of sockets that no other process can open.
 
 A frame is two lengths, a header in JSON and a body of bytes. Requests and responses alternate.
 """
 
 import json
-import os
 import socket
 import struct
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from polysite.buffers import Buffer, room
-from polysite.errors import PayloadError, RunError, shown
+from polysite.errors import PayloadError, shown
 from polysite.foreign import parse_json
-from polysite.storage import private_folder
 
 LENGTHS = struct.Struct(">QQ")
 MAX_HEADER, MAX_BODY = 64 << 20, 8 << 30  # bytes
@@ -23,33 +20,6 @@ PIECE = 1 << 30  # bytes that are asked of the system at once
 
 class TooLarge(PayloadError):
     """A frame that is too large to be read, so that the next one cannot be found either."""
-
-
-def listen(path: Path) -> socket.socket:
-    """Return a listening socket that only this user can reach: the folder has mode 0700, the socket 0600."""
-    private_folder(path.parent)
-    path.unlink(missing_ok=True)
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        found.bind(str(path))
-    except OSError as problem:
-        raise RunError(f"the socket {path} could not be made: {problem}") from problem
-    finally:
-        os.umask(before)
-    found.listen(1)
-    return found
-
-
-def connect(path: Path) -> socket.socket:
-    """Return a connection to a listening socket."""
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        found.connect(str(path))
-    except OSError:
-        found.close()
-        raise
-    return found
 
 
 def send(to: socket.socket, header: Mapping[str, Any], body: Buffer = b"") -> None:

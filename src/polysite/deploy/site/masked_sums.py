@@ -26,10 +26,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from polysite.buffers import Buffer
 from polysite.deploy.certificates import public_line, read_key, read_public
 from polysite.deploy.enrolment import fingerprint
 from polysite.deploy.project import SiteConfig
+from polysite.deploy.site.answers import Leaving
 from polysite.deploy.site.policy import Refusal, SitePolicy
 from polysite.engines.messages import Asked, MaskTurn, Train
 from polysite.engines.secure.member import Identity, Session, open_session, take_step
@@ -104,21 +104,21 @@ class MaskedSums:
 
     # one masked reply, one story
 
-    def kept_reply(self, request: Train) -> tuple[dict[str, Any], dict[str, str], Buffer] | None:
-        """Return the header, the fields and the body of the reply that left in this sum; None if none did."""
+    def kept_reply(self, request: Train) -> Leaving | None:
+        """Return the reply that left in this sum; None if none did."""
         about = self.folder / "reply.json"
         if not about.exists():
             return None
         known = json.loads(about.read_text())
         if known["request"] != _digest(request):
             raise Refusal("a masked reply has left in this secure sum, and another one would reveal the difference")
-        return known["header"], known["fields"], (self.folder / "reply").read_bytes()
+        return Leaving(known["header"], (self.folder / "reply").read_bytes(), known["fields"])
 
-    def keep_reply(self, request: Train, header: Mapping[str, Any], fields: Mapping[str, str], body: Buffer) -> None:
+    def keep_reply(self, request: Train, reply: Leaving) -> None:
         """Write a masked reply, and for which hospitals it is, before it leaves."""
         self._note(request, "members", self.session(request).members)
-        write_private(self.folder / "reply", body)
-        known = {"request": _digest(request), "header": dict(header), "fields": dict(fields)}
+        write_private(self.folder / "reply", reply.body)
+        known = {"request": _digest(request), "header": reply.header, "fields": dict(reply.fields)}
         write_private(self.folder / "reply.json", json.dumps(known))
 
     def _refuse_difference(self, request: Asked, answered: tuple[SiteId, ...]) -> None:

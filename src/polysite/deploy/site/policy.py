@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
+from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
@@ -33,95 +34,7 @@ KINDS: tuple[Kind, ...] = tuple(k for k in get_args(Kind) if k != "cases")  # th
 PACKAGE = re.compile(r"\w+ [0-9a-f]{64}")  # a package and the digest of its files
 CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|24:00)")
 
-TEXT = """\
-# What this hospital allows. The file is yours: change it as you see fit, then start `polysite site run` again.
-# A request outside of it is refused here, at the hospital, and the coordinator is told why.
-
-# version of this file, by which a newer polysite knows how to read it
-version = 2
-
-# which algorithms may train here, by name; "*" stands for anything, as in ["fed*", "scaffold"]
-algorithms = ["*"]
-
-# what may leave: "model" and "update" are parameters of networks, "count" and "counts" are numbers of cases or voxels,
-# "one", "rate" and "cost" belong to training (weights, learning rates, losses), "statistics" describe all cases
-# together, "number" is any other number
-kinds = ["model", "update", "count", "counts", "one", "rate", "cost", "statistics", "number"]
-
-# cases that must be behind anything that leaves: training cases behind a model, cases behind statistics
-fewest = 5
-
-# whether sums over fewer cases than that may leave where the study adds them up over all hospitals. Of the algorithms
-# only cfft has such sums: of the radiomic features of the cases of every cluster, and of a cluster with one case here
-# the sum is that case. The coordinator sees the sums of each hospital. With false, such a study is refused here
-small_sums = false
-
-# most rounds of one study; twice as many trainings, since a coordinator that was stopped repeats some
-rounds = 10000
-
-# most new studies within 24 hours: each one prepares all cases, and takes space on the disk
-studies = 20
-
-# days for which a study is remembered: another one that differs from it by fewer than `fewest` training cases, or by
-# fewer than `fewest` cases that one training sees, is refused, since the difference of their results would be about
-# these few cases; 0 to allow it
-similar_days = 30
-
-# most parameters of a network; 100 million are 0.4 GB, and the large U-Net has 23 million
-parameters = 100_000_000
-
-# most main memory that a study may take, in GB, by an estimate before it begins (without a GPU also the training);
-# the memory of a GPU is limited by gpu_share
-memory = 12.0
-
-# most disk space of one study, in GB: prepared cases, memories, models; estimated before it begins, and checked after
-disk = 100.0
-
-# most seconds that one request may take; it is then stopped, and after three such requests the study is refused
-seconds = 21600
-
-# when this machine may work for a study, in local time, as in "20:00-06:00"; "" is always
-hours = ""
-
-# most of the GPU's memory that may be taken, from above 0 to 1
-gpu_share = 1.0
-
-# whether numbers of single cases may leave: radiomics of every case, embeddings of every case
-case_vectors = false
-
-# whether scores of every validation and test case may leave, under pseudonyms: Dice and loss after a round, and at the
-# end all measures (HD95 and others, voxels of prediction and ground truth); in a classification the true and the
-# predicted class
-case_scores = true
-
-# whether the assessment may describe the cases here to the coordinator
-assess = true
-
-# packages that you have installed and whose algorithms and networks a study may name, each with the digest that
-# 'polysite site package NAME' prints: ["my_lab 3f0c..."]; code never arrives from the coordinator
-packages = []
-
-# whether replies of training may leave only under masks, which cancel in the sum over the hospitals (run.secure): the
-# coordinator then sees that sum alone. With true, a study without masks is refused here, and so is an assessment
-# without noise (assess.private); where `epsilon` below is 0, its noise must be for an epsilon of at most 8
-masked = false
-
-# fewest hospitals in such a sum, at least 3
-masked_sites = 3
-
-# fingerprints of the keys of the other hospitals, as 'polysite site enrol' prints them; a sum with any other key is
-# refused. With [], a coordinator that invents hospitals is not noticed
-masked_peers = []
-
-# budget of differential privacy: the largest epsilon of all that leaves of training and of assessments, over all
-# studies together, for any patient who is in all of them. With a budget, studies without noise (train.private) are
-# refused, and so is an assessment without noise (assess.private); nothing leaves once it is spent;
-# state/privacy.jsonl keeps account. 0: no budget
-epsilon = 0.0
-
-# probability with which that epsilon may be exceeded; below one over the number of patients
-delta = 1e-5
-"""
+TEXT = resources.files("polysite").joinpath("deploy", "site", "policy.toml").read_text(encoding="utf-8")
 
 
 class Refusal(PolysiteError):

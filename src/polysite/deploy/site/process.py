@@ -1,10 +1,15 @@
-"""The worker's process: reads the site's configuration, listens to the courier, answers one request at a time."""
+"""The worker's process: reads the site's configuration, and answers one request of the courier at a time.
+
+It ends with the courier's process. What it computes then is lost; its memory is on disk.
+"""
 
 import fcntl
 import logging
 import os
+import select
 import socket
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,45 +21,37 @@ from polysite.deploy.site.policy import SitePolicy
 from polysite.deploy.site.worker import Worker
 from polysite.errors import PayloadError, PolysiteError, RunError
 
-IDLE = 600.0  # seconds without a courier after which the process ends
-
 log = logging.getLogger("polysite")
 
 
-def main(folder: str) -> None:
-    """Listen until the courier says stop, or until none has connected for a while."""
+def main(folder: str, handle: str) -> None:
+    """Answer until the courier disconnects; ``handle`` is the number of the socket that was inherited from it."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    site = SiteConfig.load(Path(folder))
+    courier = socket.socket(fileno=int(handle))
+    threading.Thread(target=_end_with, args=(courier,), daemon=True).start()
     try:
+        site = SiteConfig.load(Path(folder))
         worker = Worker(site, SitePolicy.load(site.policy))
-        worker.describe_data()
+        words = worker.hospital.describe_data()
     except PolysiteError as problem:
         print(f"polysite: {problem}", file=sys.stderr, flush=True)
         sys.exit(2)
     with (site.state / "worker.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a worker whose courier was killed meanwhile ends when it reports ready
-        _listen(worker)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the worker of a former courier ends at this moment
+        print(f"ready {words}", flush=True)
+        attend(worker, courier)
 
 
-def _listen(worker: Worker) -> None:
-    door = ipc.listen(worker.site.socket)
-    door.settimeout(IDLE)
-    print(f"ready {worker.words}", flush=True)
-    while True:
-        try:
-            courier, _ = door.accept()
-        except TimeoutError:
-            log.info("no courier for %d s: ending", IDLE)
-            break
-        with courier:
-            courier.settimeout(None)
-            if attend(worker, courier):
-                break
-    worker.site.socket.unlink(missing_ok=True)  # a socket that is left behind tells of a worker that was killed
+def _end_with(courier: socket.socket) -> None:
+    """End this process when the courier disconnects, whatever it computes."""
+    watch = select.poll()
+    watch.register(courier, 0)  # that the other side has hung up is always reported
+    watch.poll()
+    os._exit(1)
 
 
-def attend(worker: Worker, courier: socket.socket) -> bool:
-    """Answer until the courier disconnects; return True if it says stop."""
+def attend(worker: Worker, courier: socket.socket) -> None:
+    """Answer until the courier disconnects."""
     try:
         while True:
             try:
@@ -66,19 +63,14 @@ def attend(worker: Worker, courier: socket.socket) -> bool:
                 ipc.send(courier, {"error": str(problem)})
                 continue
             if frame is None:
-                return False
-            if frame[0].get("courier") == "stop":
-                return True
+                return
             ipc.send(courier, *_answer(worker, *frame))
     except (OSError, ipc.TooLarge) as problem:
         log.warning("the courier was lost: %s", problem)
-    return False
 
 
 def _answer(worker: Worker, header: Mapping[str, Any], body: Buffer) -> tuple[dict[str, Any], Buffer]:
     """Return the answer to a frame of the courier."""
-    if header.get("courier") == "ping":
-        return {"pid": os.getpid(), "config": worker.site.fingerprint, "cases": worker.words}, b""
     request, incidents = header.get("request"), header.get("incidents", [])
     if not isinstance(request, dict) or not isinstance(incidents, list):
         log.warning("the courier sent a frame without a request")

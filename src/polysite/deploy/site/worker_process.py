@@ -1,4 +1,4 @@
-"""The worker as the process sees it that carries requests to it: start, find again, ask, stop.
+"""The worker as the process sees it that carries requests to it: start, ask, stop.
 
 Nothing here knows which engine brings the requests: the courier of Flower (``courier.py``) and the executor of NVIDIA
 FLARE (``deploy/flare/executor.py``) both hold a ``WorkerProcess``.
@@ -8,11 +8,12 @@ import fcntl
 import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -41,8 +42,7 @@ class WorkerProcess:
         self.words = ""  # the worker's description of its cases
         self._study = ""  # of the incidents
         self._line: socket.socket | None = None
-        self._pid = 0
-        self._crash_reported = False
+        self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
 
     def ask(self, header: Mapping[str, Any], body: Buffer) -> tuple[dict[str, Any], Buffer]:
@@ -66,7 +66,6 @@ class WorkerProcess:
             self._drop()
             if self._stopped:
                 return {"error": "its worker was stopped"}, b""
-            self._crash_reported = True
             kind = shown(header.get("kind"), 40)
             self.tell(f"the worker died over {kind!r} ({crash} of {MAX_CRASHES}); it is started again")
         return {"error": f"its worker died {MAX_CRASHES} times over this; its own log says why"}, b""
@@ -77,54 +76,40 @@ class WorkerProcess:
         self.incidents = [*self.incidents, what][-MAX_INCIDENTS:]
 
     def line(self) -> socket.socket:
-        """Return the connection to a worker with the current configuration; start one if there is none."""
+        """Return the connection to the worker; start it if there is none."""
         if self._line is None:
-            self._line, self._crash_reported = self._find() or self._start(), False
+            self._line = self._start()
         return self._line
 
     def stop(self) -> None:
         """Stop the worker, even while it works: its memory is on disk."""
         self._stopped = True
         self._drop()
-        if self._pid:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGTERM)
-            self.site.socket.unlink(missing_ok=True)
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
 
     def _drop(self) -> None:
         if self._line is not None:
             self._line.close()
             self._line = None
 
-    def _find(self) -> socket.socket | None:
-        """Connect to a worker that an earlier courier left behind, unless the configuration has changed since."""
-        try:
-            line = ipc.connect(self.site.socket)
-            ipc.send(line, {"courier": "ping"})  # requests of the coordinator are below "request"
-            frame = ipc.receive(line)  # a busy worker finishes its request first
-        except FileNotFoundError:
-            return None
-        except (OSError, PayloadError):
-            if not self._crash_reported:
-                self.tell("the former worker was killed")
-            return None
-        pid = frame[0].get("pid") if frame is not None else None
-        if frame is not None and type(pid) is int and frame[0].get("config") == self.site.fingerprint:
-            self._pid, self.words = pid, str(frame[0].get("cases", ""))
-            return line
-        if frame is not None:
-            ipc.send(line, {"courier": "stop"})
-        line.close()
-        return None
-
     def _start(self) -> socket.socket:
         written = self.site.state / "worker.log"
         said = written.open("ab")
         before = said.tell()
-        command = worker_command("polysite.deploy.site.process", str(self.site.path))
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+        here, there = socket.socketpair()
+        handle = there.fileno()
+        command = worker_command("polysite.deploy.site.process", str(self.site.path), str(handle))
+        self._process = process = subprocess.Popen(
+            [*shlex.split(self.site.worker), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            pass_fds=[handle],
+            start_new_session=True,
         )
+        there.close()
         said.close()
         with cast(BinaryIO, process.stdout) as out:
             first, _, self.words = out.readline().decode().strip().partition(" ")
@@ -133,9 +118,9 @@ class WorkerProcess:
             words = written.read_bytes()[before:].decode(errors="replace").strip().splitlines()
             killed = f"it was killed by {signal.Signals(-code).name}" if code < 0 else "it said nothing"
             reason = words[-1].removeprefix("polysite: ") if words else killed
+            here.close()
             raise RunError(f"the worker did not start: {reason}")
-        self._pid = process.pid
-        return ipc.connect(self.site.socket)
+        return here
 
 
 def ask_and_show(

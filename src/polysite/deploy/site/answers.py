@@ -1,0 +1,117 @@
+"""The two interfaces between the wrappers around a hospital's host, and what leaves.
+
+Every wrapper has one subject and the method ``answer``. The inner ones see responses as the host gives them; from
+``Packed`` outwards they see what leaves the hospital: a header, bytes, and words about both for the ledger.
+``worker.py`` has the whole chain.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from polysite.buffers import Buffer
+from polysite.deploy.protocol import response_message
+from polysite.engines.messages import (
+    Examine,
+    Greeting,
+    HostRequest,
+    MaskTaken,
+    Measured,
+    Models,
+    Request,
+    Response,
+    Score,
+    Scored,
+    Trained,
+)
+from polysite.engines.site_turn import Turn
+from polysite.payload import Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A response as it leaves: header, body, and what it holds, for the ledger.
+
+    Args:
+        header: Its header.
+        body: Its body.
+        fields: What it holds, in words.
+        local: A sentence for the hospital's own screen and ledger.
+    """
+
+    header: dict[str, Any] = field(default_factory=dict)
+    body: Buffer = b""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    local: str = ""
+
+
+class Host(Protocol):
+    """Interface of a study's host, and of a wrapper around it."""
+
+    def answer(self, request: HostRequest) -> Response:
+        """Do what is asked; raise ``Refusal`` where this hospital does not."""
+        ...
+
+
+class Sender(Protocol):
+    """Interface of a wrapper that answers with what leaves."""
+
+    def answer(self, request: HostRequest) -> Leaving:
+        """Do what is asked; raise ``Refusal`` where this hospital does not."""
+        ...
+
+
+class Packed:
+    """Makes messages of responses."""
+
+    def __init__(self, inner: Host):
+        self.inner = inner
+
+    def answer(self, request: HostRequest) -> Leaving:
+        """Return a response as it leaves."""
+        return leaving(request, self.inner.answer(request))
+
+
+def leaving(request: Request, response: Response) -> Leaving:
+    """Return a response as it leaves."""
+    header, body = response_message(response)
+    return Leaving(header, body, _words(request, response))
+
+
+def _words(request: Request, response: Response) -> dict[str, str]:
+    """Return what a response holds, and of which kind each part is."""
+    match request, response:
+        case _, Greeting(cases=counts):
+            texts = dict.fromkeys(("torch and device", "policy", "keyed digest of the list of cases"), "text")
+            return {**{split: f"count, {n}" for split, n in counts.items()}, **texts}
+        case Score(split=split), Scored(scores=scores):
+            classes = ", with their true classes" if any(s.true is not None for s in scores.values()) else ""
+            return {f"scores of {len(scores)} {split} cases{classes}": "number, under pseudonyms"}
+        case Examine(split=split), Measured(cases=cases):
+            listed = tuple(cases)
+            classes = ", with their true classes" if any(e.score.true is not None for e in listed) else ""
+            return {f"all measures of {len(listed)} {split} cases{classes}": "number, under pseudonyms"}
+        case _, Models():
+            return {"digest of the model": "number"}
+        case _, MaskTaken(payload=answer):
+            return dict.fromkeys(answer, "keys of a secure sum")
+        case _, Trained(payload=reply, turn=Turn() as turn):
+            effort = "steps, learning rates, noise" if response.releases else "loss, steps, learning rates"
+            told = {effort: "cost and number"} if response.fits or response.releases else {}
+            return {**_sizes(reply, turn), **told}
+    return {}
+
+
+def _sizes(reply: Payload, turn: Turn) -> dict[str, str]:
+    """Return kind and size of every field of a reply."""
+    under = ", masked" if is_masked(turn) else ""
+    sizes = {
+        name: 8 if isinstance(value, float) else sum(int(x.nbytes) for x in value.values())
+        for name, value in reply.items()
+    }
+    return {name: f"{turn.kinds.get(name, 'one')}{under}, {size} bytes" for name, size in sizes.items()}
+
+
+def is_masked(turn: Turn) -> bool:
+    """Return whether the reply of a turn leaves under masks."""
+    return any(step.reveals == "sum" for step in turn.steps)
