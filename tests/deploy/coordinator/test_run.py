@@ -110,7 +110,7 @@ def test_replies_that_are_summed_from_memory_or_from_disk_give_the_bits_of_held_
 
 def test_what_a_policy_forbids_is_refused_there_with_the_reason(tmp_path):
     """Radiomics of every case do not leave a site that does not want it; sums do."""
-    text = consortium.config_of("cfft").replace("algorithm.fewest", 'algorithm.fit = "pooled"\nalgorithm.fewest')
+    text = consortium.config_of("cfft").replace("algorithm.restarts", 'algorithm.fit = "pooled"\nalgorithm.restarts')
     hosts = {name: worker(tmp_path, name, case_vectors=name != "c") for name in NAMES}
     said = r"c: numbers of single cases \('features'\) may not leave.*case_vectors = false"
     with pytest.raises(RunError, match=said):
