@@ -128,8 +128,8 @@ class LastPayload:
     def replace(self, payload: Payload) -> int:
         """Note the next payload of a site; return the bytes that cross for it."""
         key = likeness(payload)
-        there = [array() for array in self._arrays]
-        if key == self._key and there and not any(array is None for array in there):
+        gone = [array for array in self._arrays if array() is None]
+        if key == self._key and self._arrays and not gone:
             return 0
         leaves = [x for value in payload.values() if not isinstance(value, float) for x in value.values()]
         weak = (x if type(x).__weakrefoffset__ else np.asarray(x) for x in leaves)  # not so a number of NumPy

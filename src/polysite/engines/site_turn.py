@@ -56,7 +56,7 @@ class Turn:
     steps: tuple[OutgoingStep, ...] = ()
     """The outgoing steps that were applied."""
     disjoint: bool = False
-    """No patient is in two of the fits."""
+    """No patient is in two of several fits."""
 
     @property
     def releases(self) -> tuple[Release, ...]:
@@ -82,7 +82,8 @@ def take_turn(
     kinds = kinds_of(algorithm.reply, got, reply)
     for step in steps:
         reply = step.apply(kinds, got, reply)
-    return Turn(reply, memory, tuple(site.fits), seconds, kinds, tuple(steps), facts(algorithm).disjoint_fits)
+    disjoint = len(site.fits) > 1 and facts(algorithm).disjoint_fits
+    return Turn(reply, memory, tuple(site.fits), seconds, kinds, tuple(steps), disjoint)
 
 
 def restore_reply(
