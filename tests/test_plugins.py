@@ -243,7 +243,7 @@ def test_an_own_layout(lab, tmp_path):
 
 def test_any_network_of_monai(tmp_path):
     arguments = {"init_filters": 8, "blocks_down": [1, 2], "blocks_up": [1]}
-    text = config.dump(replace(SMALL, model=ps.Monai("SegResNet", **arguments)))
+    text = config.dump(replace(SMALL, model=ps.Monai("SegResNet", arguments)))
     study = config.parse(text)
     assert study.model.arguments == arguments and 'network = "SegResNet"' in text
     run = ps.train(study, tmp_path / "run", evaluate=False)
@@ -261,9 +261,15 @@ def test_any_network_of_monai(tmp_path):
         (torch.nn.Conv3d(1, 1, 1), "model is of the type Conv3d, which is no model of polysite"),
         (ps.UNet, r"model is the class UNet, .* give an instance such as ps.UNet\(\)"),
         (ps.Monai("SegResnet"), "MONAI has no network called 'SegResnet'; did you mean 'SegResNet'"),
-        (ps.Monai("SegResNet", init_filter=8), "MONAI's SegResNet has no argument 'init_filter'; did you mean 'init_f"),
+        (
+            ps.Monai("SegResNet", {"init_filter": 8}),
+            "MONAI's SegResNet has no argument 'init_filter'; did you mean 'init_f",
+        ),
         (ps.Monai("UNETR"), r"MONAI's UNETR\(.*\) cannot be built: .*img_size"),
-        (ps.Monai("DenseNet", block_config=[1, 1], init_features=4), r"16\] with \[1, 3\] instead of logits of"),
+        (
+            ps.Monai("DenseNet", {"block_config": [1, 1], "init_features": 4}),
+            r"16\] with \[1, 3\] instead of logits of",
+        ),
     ],
 )
 def test_a_wrong_model_is_a_sentence(model, why, tmp_path):

@@ -1,6 +1,7 @@
 """Readers of NRRD, MetaImage, DICOM, HDF5, NPY, NPZ, GIF and PPM: images, geometry, sentences for refused files."""
 
 import gzip
+import zipfile
 
 import h5py
 import numpy as np
@@ -213,12 +214,15 @@ def test_what_is_no_array_is_refused(tmp_path):
     for name, header in {"deep": "[" * 1000, "cut": "{'descr': '<f4'", "odd": "1_"}.items():
         size = len(header).to_bytes(2, "little")
         (tmp_path / f"{name}.npy").write_bytes(b"\x93NUMPY\x01\x00" + size + header.encode())
+    with zipfile.ZipFile(tmp_path / "long.npz", "w", zipfile.ZIP_DEFLATED) as packed:  # it is not unpacked
+        packed.writestr("image.npy", b"\x93NUMPY\x02\x00" + (1 << 30).to_bytes(4, "little") + bytes(1 << 20))
     for name in ("text.npy", "text.npz", "text.h5", "text.nrrd"):
         (tmp_path / name).write_text("hello")
     for names, says in {
         ("line.npy",): "the shape (5,)",
         ("objects.npy", "objects.npz"): "not of plain numbers",
         ("deep.npy", "cut.npy", "odd.npy"): "no description of an array",
+        ("long.npz",): "its header has 1073741824 bytes",
         ("text.npy", "text.npz", "text.h5"): "cannot be read",
         ("text.nrrd",): "does not begin with the header of a NRRD file",
         ("a.mgz",): ".mgz files are not read",

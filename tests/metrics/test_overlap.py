@@ -11,7 +11,6 @@ from monai.metrics import compute_dice, compute_iou
 from sklearn.metrics import confusion_matrix
 
 from polysite.errors import DataError
-from polysite.metrics import overlap as module
 from polysite.metrics.overlap import Overlap, overlap
 
 seeds = st.integers(0, 2**32 - 1)
@@ -30,10 +29,7 @@ def test_counts_are_those_of_scikit_learn_however_arrays_lie(seed):
         (np.asfortranarray(predicted), truth),
         (np.repeat(predicted, 2, 0)[::2], truth),
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK", 7)
-        assert {overlap(a, b) for a, b in ways} == {Overlap(tp, fp, fn, tn)}
-    assert overlap(predicted, truth) == Overlap(tp, fp, fn, tn)
+    assert {overlap(a, b) for a, b in ways} == {Overlap(tp, fp, fn, tn)}
 
 
 @settings(deadline=None, max_examples=50)

@@ -178,7 +178,7 @@ class Ifca:
     def _begin(self, state: State, sent: Tree, trained: Mapping[SiteId, Tree], weight: Mapping[SiteId, float]) -> State:
         """Return the state with k models, one per group of sites with similar updates."""
         names = sorted(trained)
-        cosines = tree.cosines(tree.gram([tree.trained(trained[i]) for i in names], tree.trained(sent)))
+        cosines = _cosines([tree.sub(tree.trained(trained[i]), tree.trained(sent)) for i in names])
         groups = direction_groups(cosines, self.k)
         models = []
         for j, group in enumerate(groups):
@@ -207,6 +207,16 @@ def _chosen(state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, int
     """Return the choice of every site, without sites that name a model that does not exist."""
     numbers = range(len(state.models))
     return {i: int(p["cluster"]) for i, p in sorted(replies.items()) if p["cluster"] in numbers}
+
+
+def _cosines(updates: Sequence[Tree]) -> Any:
+    """Return the cosines between updates; an update of length zero has the cosine 0 with all."""
+    lengths = [tree.norm(u) or 1.0 for u in updates]
+    table = np.zeros((len(updates), len(updates)))
+    for i, one in enumerate(updates):
+        for j, other in enumerate(updates[: i + 1]):
+            table[i, j] = table[j, i] = tree.dot(one, other) / lengths[i] / lengths[j]
+    return table
 
 
 def _shaken(model: Tree, spread: float, key: str) -> Tree:

@@ -8,6 +8,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +20,7 @@ from polysite.data.images import MAX_VOXELS, Image, native, read_voxels
 
 RATIO = 1100  # bytes that a compressed byte can stand for: deflate packs up to 1032
 MAX_KEYS = 10_000
+MAX_HEADER = 10_000  # bytes; NumPy's own limit, which it checks after it has read them
 
 
 def read(file: Path, key: str) -> Image:
@@ -85,11 +87,15 @@ def _plain(stream: IO[bytes]) -> np.ndarray:
     start = stream.read(8)
     if start[:6] != npy.MAGIC_PREFIX or start[6:7] not in (b"\1", b"\2", b"\3"):
         raise ValueError("it does not begin with the header of an NPY file")
-    header = npy.read_array_header_1_0 if start[6:7] == b"\1" else npy.read_array_header_2_0
+    length = stream.read(2 if start[6:7] == b"\1" else 4)
+    size = int.from_bytes(length, "little")
+    if size > MAX_HEADER:
+        raise ValueError(f"its header has {size} bytes")
+    header = npy.read_array_header_1_0 if len(length) == 2 else npy.read_array_header_2_0
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            shape, fortran, dtype = header(stream)
+            shape, fortran, dtype = header(BytesIO(length + stream.read(size)))
     except Exception as problem:  # of many kinds, since NumPy has Python's parser read a header
         raise ValueError(f"its header is no description of an array ({type(problem).__name__})") from None
     if dtype.hasobject or dtype.kind not in "biuf":

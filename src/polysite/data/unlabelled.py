@@ -108,7 +108,7 @@ def _listed(path: Path, modalities: Sequence[str]) -> Iterator[Row]:
     def cells(row: Row) -> dict[str, str]:
         found = {}
         for name in modalities:
-            column, channel = _column(name, modalities, listed.modalities)
+            column, channel = _column(name, listed.modalities)
             if column not in row.images:
                 raise DataError(
                     f"{path} has no column {name!r}, which the model was trained with; {nearest(name, row.images)}"
@@ -120,12 +120,12 @@ def _listed(path: Path, modalities: Sequence[str]) -> Iterator[Row]:
     return (replace(row, images=cells(row)) for row in listed.rows)
 
 
-def _column(name: str, modalities: Sequence[str], columns: Sequence[str]) -> tuple[str, int | None]:
+def _column(name: str, columns: Sequence[str]) -> tuple[str, int | None]:
     """Return the column of a modality, and its channel where the column holds pictures in colours.
 
-    >>> _column("t1", ["t1"], ["t1", "t2"]), _column("green", ["red", "green", "blue"], ["image"])
+    >>> _column("t1", ["t1", "t2"]), _column("green", ["image"])
     (('t1', None), ('image', 1))
-    >>> _column("eye_blue", ["eye_red", "eye_green", "eye_blue"], ["eye"])
+    >>> _column("eye_blue", ["eye"])
     ('eye', 2)
     """
     if name in columns:

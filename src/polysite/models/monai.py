@@ -1,4 +1,4 @@
-"""Any network of MONAI by its name and arguments: ``Monai("SegResNet", init_filters=8)``.
+"""Any network of MONAI by its name and arguments: ``Monai("SegResNet", {"init_filters": 8})``.
 
 Dimensions, modalities and outputs come from the data, whatever MONAI calls them in that network. The network is built
 and tried on one patch before training, so that a wrong argument or size is a sentence and not a traceback.
@@ -18,38 +18,27 @@ NAMES = {
 }
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Monai:
     """A network of ``monai.networks.nets``.
 
     Args:
         network: Name of the class, such as SegResNet, AttentionUnet or DenseNet121.
-        arguments: Further arguments of it, e.g. ``arguments = { init_filters = 8 }``; in Python also as keywords.
+        arguments: Further arguments of it, e.g. ``arguments = { init_filters = 8 }``.
         task: Segmentation or classification.
         divisor: Factor that the sides of a patch must be multiples of: 16 suits most networks.
     """
 
-    network: str
+    network: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     task: Literal["segmentation", "classification"] = "segmentation"
     divisor: int = 16
 
-    def __init__(
-        self,
-        network: str = "",
-        arguments: Mapping[str, Any] | None = None,
-        task: Literal["segmentation", "classification"] = "segmentation",
-        divisor: int = 16,
-        **more: Any,
-    ):
-        if not isinstance(network, str) or not network:
+    def __post_init__(self) -> None:
+        if not self.network:
             raise ConfigError("model.network is missing: name a class of monai.networks.nets, such as 'SegResNet'")
-        if divisor < 1:
-            raise ConfigError(f"model.divisor = {divisor} must be at least 1")
-        for name, value in (
-            ("network", network), ("arguments", {**(arguments or {}), **more}), ("task", task), ("divisor", divisor),
-        ):  # fmt: skip
-            object.__setattr__(self, name, value)
+        if self.divisor < 1:
+            raise ConfigError(f"model.divisor = {self.divisor} must be at least 1")
 
     def shape(self, dims: int, modalities: int, outputs: int) -> dict[str, Any]:
         """Return the arguments that come from the data, by the names of the network, with all others."""

@@ -294,7 +294,7 @@ def glcm(pairs: Counts, levels: Counts, top: int) -> dict[str, float]:
         "JointAverage": mean,
         "JointEnergy": (p * p).sum(),
         "JointEntropy": joint,
-        "MCC": maximal_correlation(p, x, product),
+        "MCC": maximal_correlation(p, product),
         "MaximumProbability": p.max(),
         "SumAverage": total @ both,
         "SumEntropy": _entropy(both),
@@ -302,7 +302,7 @@ def glcm(pairs: Counts, levels: Counts, top: int) -> dict[str, float]:
     }
 
 
-def maximal_correlation(p: Floats, x: Floats, product: Floats) -> float:
+def maximal_correlation(p: Floats, product: Floats) -> float:
     """Return √ of the second eigenvalue of Q(i, j) = Σ_k p(i, k) p(j, k) / (x(i) x(k) + ε); 1 if there is one level.
 
     Without ε, Q has the eigenvalues of S², where S(i, k) = p(i, k) / √(x(i) x(k)) is symmetric: much the faster to
