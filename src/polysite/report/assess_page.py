@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from polysite.heterogeneity.assessment import LARGE, METADATA, ROUNDS, Assessment, Distance, at_once
+from polysite.heterogeneity.assessment import LARGE, METADATA, ROUNDS, Assessment, at_once
 from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.verdict import Finding, Verdict
 from polysite.report import assess_figures as draw
 from polysite.report import assess_tables
-from polysite.report.assess_tables import SHORT, groups
+from polysite.report.assess_tables import SHORT
 from polysite.report.figure_files import Picture, write_figures
 from polysite.report.template import render
 
@@ -108,7 +108,7 @@ def _heatmaps(assessment: Assessment) -> list[Picture]:
         title = distance.title[0].upper() + distance.title[1:]
         file = f"distances-{name}"
         svg = draw.drawing(figure, file, f"{title} between all hospitals, as a table of colours")
-        caption = f"{EXPLAINED[name]}{_unit(assessment, name)}.\n{_outcome(assessment, distance)}"
+        caption = f"{EXPLAINED[name]}{_unit(assessment, name)}."
         shown.append(Picture(title, svg, caption, narrow=name not in FIRST, name=file))
     return shown
 
@@ -126,19 +126,6 @@ def _unit(assessment: Assessment, name: str) -> str:
     chosen = [q for q in (assessment.largest(INTENSITY), assessment.largest(VOLUME, CLASS)) if q]
     most = "the one modality and the one label in which the hospitals differ most"
     return f"{most} ({' and '.join(q.name for q in chosen)}), {unit}"
-
-
-def _outcome(assessment: Assessment, distance: Distance) -> str:
-    if len(assessment.sites) < 3:
-        return "With two hospitals, neither is more distant."
-    share = f"{distance.named[distance.outlier]:.0%} of the resamples"
-    other = {s: site for s, site in assessment.alternatives.get(distance.name, {}).items() if site != distance.outlier}
-    instead = f"; {' and '.join(f'{site} with {setting}' for setting, site in other.items())}" if other else ""
-    linked = groups(distance.linked) + (f" (silhouette {distance.silhouette:.2f})" if len(distance.linked) > 1 else "")
-    return (
-        f"Most distant: {distance.outlier}, in {share}{instead}.\nGroups around it: {groups(distance.clusters)}.\n"
-        f"Groups by average linkage: {linked}."
-    )
 
 
 def _maps(assessment: Assessment) -> list[Picture]:

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from math import isnan, nan
-from statistics import fmean
 
 from polysite.metrics.averages import AVERAGES, OF_CLASSIFICATIONS, OF_SEGMENTATIONS, WAYS, Way, averaged
-from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread
+from polysite.report.grid import Cell, Grid, Line, mark_best, name, spread
 from polysite.report.runs import Method, Summary
 
 
@@ -83,21 +82,3 @@ def _note(split: str, classes: bool, peeked: bool) -> str:
             "was best on validation cases. "
         )
     return f"{words}±: standard deviation over runs."
-
-
-def best_mean_of_cases(methods: Sequence[Method]) -> list[Grid]:
-    """Return a table of test scores, with the round chosen on validation cases or on test cases (``run.peek``)."""
-    lines = []
-    for m in methods:
-        looks = [(run.mean_of_hospitals, run.best_mean) for run in m.runs if not isnan(run.best_mean)]
-        if looks:
-            chosen, best = (fmean(x) for x in zip(*looks, strict=True))
-            lines.append(Line((name(m.name), number(chosen), number(best), number(best - chosen, "+.3f"))))
-    note = (
-        "Means over hospitals. Honest: test score of the round that was best on validation cases. Best mean: the "
-        "highest test score of any round, as some papers report it. It is too good, because the round was chosen on "
-        "the test cases. Nothing else here uses it."
-    )
-    head = ("method", "honest", "best mean", "difference")
-    title = "The “best mean” of some papers"
-    return [Grid("best_mean", title, head, mark_best(lines, [0, 1, 1, 0]), note)] if lines else []

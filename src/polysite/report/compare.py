@@ -246,7 +246,6 @@ def tables(comparison: Comparison) -> list[Grid]:
         *_tested(comparison),
         *paired_tests.answers(comparison.asked),
         *_selected(comparison),
-        *averages.best_mean_of_cases(comparison.trained),
         *averages.tables(comparison.methods, _split(comparison)),
         *([_empties(comparison)] if far else []),
     ]

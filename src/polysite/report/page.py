@@ -208,7 +208,7 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     if several:
         yield Section("sure", "Are the differences statistically significant?", tuple(tests))
     even = [("fair", "fairness")] if len(comparison.sites) > 1 else []
-    rest = [("asked", "asked"), ("rounds", "best_rounds"), ("peeked", "best_mean"), ("averages", "averages"), *even]
+    rest = [("asked", "asked"), ("rounds", "best_rounds"), ("averages", "averages"), *even]
     for place, key in rest:
         if key in grids:
             yield Section(place, grids[key].title, (replace(grids[key], title=""),))

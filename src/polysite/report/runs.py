@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from polysite.data.split import SPLIT
 from polysite.engines.phases import SHARED
-from polysite.engines.record import RoundRecord, mean_score, measure_of, round_seconds
+from polysite.engines.record import RoundRecord, measure_of, round_seconds
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, RunError
 from polysite.foreign import parse_json, parse_toml
@@ -192,17 +192,6 @@ class Summary:
             if counts and all(counts.values()):
                 return counts
         return {}
-
-    @property
-    def mean_of_hospitals(self) -> float:
-        """Mean score over hospitals, each with the mean over its cases."""
-        return mean_score(self.scores, "site")
-
-    @property
-    def best_mean(self) -> float:
-        """Highest mean over hospitals on test cases in any round; NaN without ``run.peek``."""
-        rounds = [r.peeked.values() for r in self.records if r.peeked]
-        return max((fmean(fmean(site.score.values()) for site in sites) for sites in rounds), default=nan)
 
     @property
     def round_seconds(self) -> list[float]:
