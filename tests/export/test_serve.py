@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from monai.bundle import ConfigWorkflow, verify_net_in_out
+from monai.data.meta_tensor import MetaTensor
 from PIL import Image as Pillow
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -22,11 +23,12 @@ from polysite.algorithms import ALGORITHMS
 from polysite.cli import app
 from polysite.data.federation import HideModalities, Iid, LeaveOut, Natural, Steps
 from polysite.errors import ConfigError, RunError
+from polysite.export.masks import CleanMasks
 from polysite.export.serve import serve_model
 from polysite.models.names import canonical
 from polysite.report.runs import read
 from polysite.study import build_sites
-from polysite.training.cleaning import Clean
+from polysite.training.cleaning import Clean, cleaned
 from studies import SMALL, tiny
 
 pytestmark = [
@@ -270,16 +272,37 @@ def test_an_ensemble_runs_where_polysite_safetensors_and_pillow_are_not_installe
     same_files(answers, tmp_path / "masks", 10)
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"model": ps.UNetSub(filters=(2, 4, 4))}, "has a network that is not of MONAI"),
-        ({"train": replace(SMALL.train, clean=Clean(largest=True))}, "cleans its masks"),
-    ],
-)
-def test_what_takes_more_than_monai_is_left_to_predict(changes, why, tmp_path):
-    ps.train(replace(SMALL, run=ps.Plan(rounds=1), **changes), tmp_path / "run", evaluate=False)
-    refused(RunError, f"{why}, so it cannot be a bundle: 'polysite predict .* predicts with it", tmp_path / "run")
+def test_cleaned_masks_go_home(scans, tmp_path):
+    study = study_of(scans)
+    clean = replace(study.train, clean=Clean(largest=True, fill=True))
+    flow = answered(replace(study, train=clean), scans / "east", tmp_path, 10)
+    assert "largest component kept, holes filled" in (tmp_path / "home" / "docs" / "README.md").read_text()
+    for who, image, expected in known_of(flow, tmp_path / "run", "east"):
+        there = nearest(expected, np.asarray(image.affine), nibabel.load(scans / "east" / who / "scan_t1.nii.gz"))
+        assert np.array_equal(bits(mask.dataobj for mask in written_for(who, tmp_path / "answers")), there)
+        assert not np.array_equal(bits(said_by(flow, image) > 0), expected)  # before it was cleaned
+
+
+def test_slices_and_label_maps_are_cleaned_as_cases_are():
+    rng = np.random.default_rng(0)
+    image = MetaTensor(torch.zeros(1, 5, 9, 9), affine=np.diag([3.0, 1.0, 0.5, 1.0]))
+    clean = {"smallest": 2.0, "unit": "mm", "fill": True}
+    masks = rng.random((2, 5, 9, 9)) < 0.3
+    found = CleanMasks(2, 2, False, **clean)({"image": image, "pred": torch.tensor(masks).float()})["pred"]
+    for k in range(5):
+        assert np.array_equal(found[:, k].bool(), cleaned(masks[:, k], Clean(**clean), (1.0, 0.5)))
+    numbers = torch.tensor(rng.integers(0, 3, (1, 5, 9, 9))).float()
+    found = CleanMasks(2, 3, True, **clean)({"image": image, "pred": numbers})["pred"]
+    parts = np.stack([numbers[0].numpy() == k for k in (1, 2)])
+    expected = cleaned(parts, Clean(**clean), (3.0, 1.0, 0.5), exclusive=True)
+    assert found.dtype == numbers.dtype and np.array_equal(np.stack([found[0] == k for k in (1, 2)]), expected)
+
+
+def test_a_network_of_our_own_is_left_to_predict(tmp_path):
+    study = replace(SMALL, run=ps.Plan(rounds=1), model=ps.UNetSub(filters=(2, 4, 4)))
+    ps.train(study, tmp_path / "run", evaluate=False)
+    why = "has a network that is not of MONAI, so it cannot be a bundle: 'polysite predict .* predicts with it"
+    refused(RunError, why, tmp_path / "run")
     assert not (tmp_path / "run" / "bundles").exists()
 
 

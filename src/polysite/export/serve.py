@@ -80,14 +80,13 @@ def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
 
 
 def _beyond_monai(found: ServedModel) -> str:
-    """Return what of a model needs more than MONAI and the reader of its scans; empty if nothing does."""
+    """Return what of a model MONAI has no part for; empty if there is nothing."""
     model = found.study.model
     networks = model.members if isinstance(model, Ensemble) else (model,)
     reasons = {
         "classifies images": found.result.task == "classification",
         "has a model for every cluster of patients": found.clusters is not None,
         "has a network that is not of MONAI": not all(isinstance(network, UNet | Monai) for network in networks),
-        "cleans its masks": found.study.train.clean.does,
     }
     return next((why for why, holds in reasons.items() if holds), "")
 
