@@ -1,4 +1,4 @@
-"""Algorithms, networks and layouts from outside of polysite: trained, killed, resumed, evaluated, served, predicted."""
+"""Algorithms, networks and layouts from outside of polysite: trained, killed, resumed, evaluated, used."""
 
 import json
 import os
@@ -129,17 +129,9 @@ def polysite(*words):
     return done.stdout
 
 
-BUNDLE = """
-import sys
-from monai.bundle import run
-bundle, scans, out = sys.argv[1:]
-run(config_file=bundle + "/configs/inference.json", bundle_root=bundle, dataset_dir=scans, output_dir=out)
-"""
-
-
 @pytest.mark.slow
 def test_own_algorithm_and_network_from_training_to_predictions(lab, data, tmp_path):
-    """Killed after its first round, resumed in another process, evaluated, served as a bundle, and used to predict."""
+    """Killed after its first round, resumed in another process, evaluated, and used to predict."""
     study, run = tmp_path / "study.toml", tmp_path / "run"
     study.write_text(TOML % data)
     begun = process(lab, "-m", "polysite.cli", "train", study, "--out", run, "--quiet")
@@ -157,14 +149,6 @@ def test_own_algorithm_and_network_from_training_to_predictions(lab, data, tmp_p
     polysite("compare", run, "--out", tmp_path / "page", "--quiet")
     polysite("predict", run, data, "--out", tmp_path / "masks", "--quiet")
     assert len((tmp_path / "masks" / "volumes.csv").read_text().splitlines()) == 11
-    polysite("serve-model", run, "--out", tmp_path / "bundle", "--quiet")
-    about = json.loads((tmp_path / "bundle" / "configs" / "metadata.json").read_text())
-    assert "my_lab" in about["required_packages_version"]
-    (tmp_path / "scans").mkdir()
-    (tmp_path / "scans" / "c0.nii.gz").write_bytes((tmp_path / "s0.nii.gz").read_bytes())
-    assert not process(lab, "-c", BUNDLE, tmp_path / "bundle", tmp_path / "scans", tmp_path / "answers").wait()
-    one, two = (nibabel.load(tmp_path / where / "c0" / "c0_box.nii.gz").dataobj for where in ("answers", "masks"))
-    assert (np.asarray(one) != np.asarray(two)).sum() <= 2
 
 
 def test_a_hospital_runs_a_package_that_it_installed_and_named(lab, tmp_path):

@@ -88,9 +88,7 @@ def test_a_far_scan_takes_the_global_model(root, tmp_path):
 
 
 def test_a_bundle_with_one_model_is_refused(root, tmp_path):
-    with pytest.raises(
-        RunError, match=r"a model for every cluster of patients, and a bundle has one: .* which chooses"
-    ):
+    with pytest.raises(RunError, match=r"a model for every cluster of patients, so it cannot be a bundle: .*predict"):
         serve_model(root / "run", out=tmp_path / "home")
     assert not (tmp_path / "home").exists()
 

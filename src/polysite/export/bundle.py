@@ -1,30 +1,27 @@
 """The files of a MONAI bundle: configuration for inference, metadata, README.
 
 The preparation is written in MONAI's transforms, in the order and with the numbers of ``prepare``, and the weights are
-read by a line of Python, so that a bundle needs MONAI and the reader of its scans only (NiBabel or Pillow). A bundle
-with a network of polysite's own or with cleaned masks also needs polysite. Without ground truth, a crop depends on the
-image alone, whereas training also keeps labelled voxels outside of it.
+read by a line of Python, so that a bundle needs MONAI and the reader of its scans only (NiBabel or Pillow); to clean
+masks it also needs polysite. Without ground truth, a crop depends on the image alone, whereas training also keeps
+labelled voxels outside of it.
 """
 
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
-from importlib.metadata import packages_distributions, version
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from polysite import plugins
 from polysite.data.prepare import Prepare
 from polysite.engines.record import mean_score
 from polysite.export.served_model import ServedModel, method_of
 from polysite.models import Model
 from polysite.models.ensemble import Ensemble
 from polysite.models.monai import Monai
-from polysite.models.sub_encoders import UNetSub
 from polysite.models.unet import UNet
 from polysite.training import tasks
 from polysite.training.network import Network
@@ -103,23 +100,15 @@ class Bundle(ServedModel):
         return ["background", *self.labels] if isinstance(self.task, tasks.Exclusive) else self.labels
 
     @property
-    def ours(self) -> bool:
-        """Whether the network, or a step after it, is implemented by polysite."""
-        model = self.study.model
-        networks = model.members if isinstance(model, Ensemble) else (model,)
-        return any(isinstance(n, UNetSub) for n in networks) or self.study.train.clean.does
-
-    @property
     def owner(self) -> str:
         """The owner of the model, for the copyright."""
         return f"the hospital {self.site!r}" if self.whose == "own" else "the hospitals that trained it together"
 
-    @cached_property
+    @property
     def packages(self) -> dict[str, str]:
         """Versions of the required packages besides MONAI, torch and numpy."""
         reader = "pillow" if self.scans.flat else "nibabel"
-        names = [reader, *(["polysite"] if self.ours else [])]
-        return {**{name: version(name) for name in names}, **_foreign_packages(self.study.model)}
+        return {name: version(name) for name in (reader, *(["polysite"] if self.study.train.clean.does else []))}
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers of the model by the names of the network, without heads that do not predict."""
@@ -140,15 +129,6 @@ class Bundle(ServedModel):
             return {}
         means = {k: fmean(case.labels[k] for case in cases) for k in cases[0].labels}
         return {"mean": mean_score(own, "case"), **means}
-
-
-def _foreign_packages(model: Any) -> dict[str, str]:
-    """Return the package of a network from outside of polysite, with its version if it has one."""
-    if not plugins.is_foreign(model):
-        return {}
-    package = type(model).__module__.partition(".")[0]
-    found = packages_distributions().get(package, [])
-    return {found[0]: version(found[0])} if found else {package: "not a distribution: copy its files"}
 
 
 def inference(bundle: Bundle) -> Config:
@@ -214,26 +194,13 @@ def _network(model: Model, dims: int, modalities: int, outputs: int) -> Config:
     """Return the network as ``models`` builds it; loading the weights refuses any other."""
     if isinstance(model, Ensemble):
         return _ensemble(model, dims, modalities, outputs)
-    shape = {"dims": dims, "modalities": modalities, "outputs": outputs}
-    if isinstance(model, UNetSub):
-        parts = {"widths": list(model.widths(**shape)), "filters": list(model.filters), "bias": model.bias}
-        return {"network_def": {"_target_": "polysite.models.sub_networks.SubUNet", **shape, **parts}}
     if isinstance(model, Monai):
-        sizes = {k: list(v) if isinstance(v, tuple) else v for k, v in model.shape(**shape).items()}  # as JSON has it
+        shape: Config = model.shape(dims=dims, modalities=modalities, outputs=outputs)
+        sizes = {k: list(v) if isinstance(v, tuple) else v for k, v in shape.items()}  # as JSON has it
         return {"network_def": {"_target_": f"monai.networks.nets.{model.network}", **sizes}}
-    if plugins.is_foreign(model):
-        return {"network_def": _foreign(model, shape)}
     shape = {"spatial_dims": dims, "in_channels": modalities, "out_channels": outputs}
-    assert isinstance(model, UNet)  # no classifier has a bundle
+    assert isinstance(model, UNet)  # others have no bundle: MONAI has no such network
     return _unet(model, shape)
-
-
-def _foreign(model: Any, shape: Config) -> str:
-    """Return the expression that builds a network from outside of polysite, by the package that has it."""
-    module, _, name = plugins.path_of(model).partition(":")
-    settings = {f.name: getattr(model, f.name) for f in fields(model) if f.init}
-    given = ", ".join(f"{k}={v!r}" for k, v in shape.items())
-    return f"$__import__('importlib').import_module({module!r}).{name}(**{settings!r}).build({given}, seed=0)"
 
 
 def _ensemble(model: Ensemble, dims: int, modalities: int, outputs: int) -> Config:
@@ -462,7 +429,7 @@ def _about(bundle: Bundle) -> str:
 
 def readme(bundle: Bundle, name: str) -> str:
     """Return the README of a bundle: what it is and how to run it."""
-    needs = " ".join(f"{p}=={number}" for p, number in bundle.packages.items() if number[0].isdigit())
+    needs = " ".join(f"{p}=={number}" for p, number in bundle.packages.items())
     own = "It was trained on patients of this hospital, for this hospital, and belongs there.\n\n"
     home = own if bundle.whose == "own" else ""
     run = "python -m monai.bundle run --config_file configs/inference.json"

@@ -22,7 +22,10 @@ from polysite.data.files import Files
 from polysite.engines.run_folder import RunFolder, file_name
 from polysite.errors import ConfigError, RunError
 from polysite.export.bundle import WEIGHTS, Bundle, Config, Scans, inference, metadata, readme
-from polysite.export.served_model import hidden_modalities, open_finished, served_model
+from polysite.export.served_model import ServedModel, hidden_modalities, open_finished, served_model
+from polysite.models.ensemble import Ensemble
+from polysite.models.monai import Monai
+from polysite.models.unet import UNet
 from polysite.payload import SiteId
 from polysite.storage import draft_folder, vacant
 
@@ -62,16 +65,10 @@ def _json(value: Config) -> bytes:
 def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
     """Return the model of a hospital, or the shared one, with its description."""
     found = served_model(folder, site)
-    if found.result.task == "classification":
-        raise RunError(
-            f"{folder.path} classifies images, and a bundle segments them: 'polysite predict {folder.path} IMAGES "
-            "--out FOLDER' writes their classes"
-        )
-    if found.clusters is not None:
-        raise RunError(
-            f"{folder.path} has a model for every cluster of patients, and a bundle has one: predict its scans with "
-            f"'polysite predict {folder.path} SCANS --out MASKS', which chooses"
-        )
+    why = _beyond_monai(found)
+    if why:
+        words = f"'polysite predict {folder.path} SCANS --out FOLDER' predicts with it"
+        raise RunError(f"{folder.path} {why}, so it cannot be a bundle: {words}")
     for name in (*found.result.modalities, *found.result.labels):
         if name.startswith(("$", "%")) or "@" in name:
             raise ConfigError(
@@ -80,6 +77,18 @@ def _find(folder: RunFolder, site: SiteId | None) -> Bundle:
             )
     scans = _scans(found.study, found.result.modalities, site)
     return Bundle(**vars(found), scans=scans)
+
+
+def _beyond_monai(found: ServedModel) -> str:
+    """Return what of a model MONAI has no part for; empty if there is nothing."""
+    model = found.study.model
+    networks = model.members if isinstance(model, Ensemble) else (model,)
+    reasons = {
+        "classifies images": found.result.task == "classification",
+        "has a model for every cluster of patients": found.clusters is not None,
+        "has a network that is not of MONAI": not all(isinstance(network, UNet | Monai) for network in networks),
+    }
+    return next((why for why, holds in reasons.items() if holds), "")
 
 
 def _scans(chosen: Study, modalities: Sequence[str], site: SiteId | None) -> Scans:
