@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -63,8 +63,6 @@ def assess(count: int, given: argparse.Namespace, folder: Path) -> Path:
     from polysite import assessment
     from polysite.config import Study
     from polysite.engines.simulator import Simulator
-    from polysite.heterogeneity.analysis import random_case_angles
-    from polysite.heterogeneity.assessment import Assessment
     from polysite.heterogeneity.exchange import Assess
     from polysite.report.tables import show_assessment
 
@@ -72,13 +70,9 @@ def assess(count: int, given: argparse.Namespace, folder: Path) -> Path:
     names = [f"Universitätsklinikum Nummer {k:03}, Abteilung für Radiologie" for k in range(count)]
     sites = {s: Described(k, given.cases, given.apart) for k, s in enumerate(names)}
 
-    def extend(found: Assessment) -> Assessment:
-        vectors = {s: settings.vectors(sites[s].features("embedding")["embedding"]) for s in found.sites}
-        return replace(found, case_angles=random_case_angles(vectors, 0) if settings.projections else {})
-
     engine = Simulator(settings, sites)  # type: ignore[arg-type]
     sizes = dict.fromkeys(names, given.cases)
-    done = assessment.run_assessment(Study(assess=settings), engine, sizes, False, folder / "found", extend=extend)
+    done = assessment.run_assessment(Study(assess=settings), engine, sizes, False, folder / "found")
     show_assessment(done.assessment, done.verdict)
     return done.folder / "index.html"
 

@@ -8,7 +8,7 @@ import consortium
 import polysite as ps
 from consortium import FAST, NAMES
 from polysite import advice, config
-from polysite.advice.connected import advise_connected
+from polysite.advice.connected import Connected
 from polysite.data.sources import AtHospitals
 from studies import SEARCHED, tiny
 
@@ -24,7 +24,8 @@ GIVEN = {"trainings": 16, "inner": 2, "only": ["clustered-emd"]}
 
 
 def advised(folder, post, chosen=ELSEWHERE, **more):
-    return advise_connected(chosen, post, NAMES, folder / "advice", **{**GIVEN, "deadlines": FAST, "wait": 5, **more})
+    waiting = {"deadlines": FAST, "wait": 5, **more}
+    return Connected.join(chosen, post, NAMES, folder / "advice", **waiting).advise(**GIVEN)
 
 
 def differing(found, whole):

@@ -91,7 +91,7 @@ def test_an_advice_waits_for_another_day_when_the_policies_allow_no_more_studies
     two.status["a"].greeting = Greeting({}, studies=1)
     jobs = inner_jobs(tmp_path, {"fedavg": BASE}, 2)["fedavg"]
     with pytest.raises(RunError, match=r"the next 2 trainings are a study each; .*: a 1. Ask .* again tomorrow"):
-        Connected(BASE.data, None, two, "id", silent, FAST, 0).train(jobs)
+        Connected(BASE, None, two, "id", tmp_path, silent, FAST, 0).train(jobs)
 
 
 @pytest.mark.parametrize(

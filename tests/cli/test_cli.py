@@ -237,3 +237,13 @@ def test_assess_tells_and_writes(polysite, assessed):
 def test_assess_refuses_in_a_sentence(polysite, tmp_path, assessed, words, reason):
     refused(polysite("assess", "study.toml", *words.split()), reason)
     assert [p.name for p in tmp_path.iterdir()] == ["study.toml"]
+
+
+def test_an_advice_over_hospitals_is_refused_before_a_port_is_opened(polysite):
+    for words, why in (
+        (("--no-models", "--trainings", 3), "has no budget"),
+        (("--set", "run.pooled=true"), "scans would have to leave the hospitals"),
+        ((), "server.toml"),
+    ):
+        code, _, said = polysite("deploy", "advise", *words)
+        assert code == 2 and why in " ".join(said.split())

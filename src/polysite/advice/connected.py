@@ -28,7 +28,7 @@ from polysite.assessment import UNPROTECTED, is_unprotected
 from polysite.benchmark.jobs import Job, Step, silent
 from polysite.config import Study
 from polysite.data.case import SPLITS
-from polysite.data.sources import AtHospitals, Counted, Source
+from polysite.data.sources import AtHospitals, Counted
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.coordinator.posted import Post
 from polysite.engines.run_folder import RunFolder
@@ -49,48 +49,107 @@ class Connected:
     """The hospitals of a project, as an advice sees them.
 
     Args:
-        data: The data as hospitals know them.
+        base: The study, with the data as hospitals know them.
         post: Carries the messages.
-        sites: The hospitals while they are assessed.
+        sites: The hospitals that take part, while they are assessed.
         id: Name by which hospitals know the advice.
+        out: Folder of the advice.
         step: Reports progress.
         deadlines: How long to wait for hospitals.
         wait: Seconds to wait for all of them.
-        inner: Number of inner folds.
-        only: Strategies to compare, by name; empty for all.
     """
 
-    data: Source
+    base: Study
     post: Post
     sites: Sites
     id: str
+    out: Path
     step: Step
     deadlines: Deadlines
     wait: float
-    inner: int = 3
-    only: Sequence[str] = ()
     left: dict[str, int] = field(init=False)  # further studies that every hospital allows within a day
     scored: dict[int, Any] = field(default_factory=dict)  # cases of every inner fold, by hospital
 
     def __post_init__(self) -> None:
         self.left = {i: s.greeting.studies for i, s in self.sites.status.items() if s.greeting}
 
-    def assess(self, base: Study, folder: Path) -> Verdict:
-        """Assess the hospitals into a new folder; return what that recommends. Refuse an advice that takes more
-        studies than the hospitals allow."""
+    @classmethod
+    def join(
+        cls,
+        chosen: Study,
+        post: Post,
+        names: Sequence[str],
+        out: Path,
+        step: Step = silent,
+        *,
+        deadlines: Deadlines = Deadlines(),
+        wait: float = coordinator.WAIT,
+    ) -> "Connected":
+        """Return the hospitals that connect and do not refuse; each takes part to the end.
+
+        Args:
+            chosen: The study; its test cases are never used.
+            post: Carries the messages.
+            names: The hospitals of the project.
+            out: Folder of the advice; an interrupted one is continued with its hospitals.
+            step: Reports progress.
+            deadlines: How long to wait for hospitals.
+            wait: Seconds to wait for all of them, once there is a quorum.
+        """
+        base = given(coordinator.guarded(chosen))
+        check(base)
+        known = _known(out / FILE)
+        id = str(known["study"]) if known else secrets.token_hex(8)
+        step("waiting for the hospitals", 0)
+        if known:
+            names, deadlines = list(known["sites"]), replace(deadlines, quorum=len(known["sites"]))
+        sites = coordinator.joined(base, post, names, deadlines, wait, id)
+        if known and _listed(sites) != known["sites"]:
+            raise RunError(CHANGED)
+        hidden = [site for site, status in sites.status.items() if status.greeting and not status.greeting.may_score]
+        if hidden:
+            raise ConfigError(
+                f"strategies are compared by the scores of single cases, and the policy of {hidden[0]} says "
+                "case_scores = false"
+            )
+        return cls(base, post, sites, id, out, step, replace(deadlines, quorum=len(sites.status)), wait)
+
+    def advise(self, trainings: float | None, inner: int = 3, only: Sequence[str] = ()) -> Advice:
+        """Return which strategy every hospital should use, from trainings at the hospitals.
+
+        Args:
+            trainings: The budget, in whole trainings of FedAvg; None for what the strategies take, without any models.
+            inner: Number of inner folds.
+            only: Strategies to compare, by name; empty for all.
+        """
+
+        def assess(base: Study, folder: Path) -> Verdict:
+            found = self._assess(base, folder)
+            trained = sum(status.cases["train"] for status in self.sites.status.values())
+            self._announce(base, inner, len(contenders(found, base, trained, only)))
+            return found
+
+        found = advise(_counted(self.base, self.sites), self.out, trainings, inner, only, self, assess, members=1)
+        for recipe in (found.recipe, *found.exceptions):  # to be trained at the hospitals
+            text = config.dump(study.pinned(replace(recipe.study, data=self.base.data)))
+            write_file(self.out / f"{recipe.file('study')}.toml", lambda path, text=text: path.write_text(text))  # type: ignore[misc]
+        return found
+
+    def _assess(self, base: Study, folder: Path) -> Verdict:
         text = json.dumps({"study": self.id, "sites": _listed(self.sites)}, indent=1)
-        write_file(folder.with_name(FILE), lambda path: path.write_text(text + "\n"))
-        found = coordinator.assess_sites(replace(base, data=self.data), self.sites, folder)
+        write_file(self.out / FILE, lambda path: path.write_text(text + "\n"))
+        found = coordinator.assess_sites(replace(base, data=self.base.data), self.sites, folder)
         if found is None:
             raise RunError(f"an advice begins with an assessment: {self.sites.incidents()[-1]['what']}")
-        trained = sum(status.cases["train"] for status in self.sites.status.values())
-        least, most = runs_of(len(contenders(found.verdict, base, trained, self.only)), self.inner)
+        return found.verdict
+
+    def _announce(self, base: Study, inner: int, strategies: int) -> None:
+        """Say what the advice asks of the hospitals; refuse it if they do not allow enough studies."""
+        least, most = runs_of(strategies, inner)
         words = f"this advice takes {least} to {most} studies at every hospital"
         self._allow(least, words)
-        self.step(f"{words}; {self._allowed}", 0)
-        for remark in _close(base, self.inner):
+        for remark in (f"{words}; {self._allowed}", *_close(base, inner)):
             self.step(remark, 0)
-        return found.verdict
 
     @property
     def _allowed(self) -> str:
@@ -130,7 +189,7 @@ class Connected:
             return
         self.left = {site: count - 1 for site, count in self.left.items()}
         after = RunFolder(before.run) if before and not _leaves_memories(before.study) else None
-        chosen = replace(job.study, data=self.data)
+        chosen = replace(job.study, data=self.base.data)
         id = hashlib.sha256(f"{self.id} {job.root.name} {job.place}".encode()).hexdigest()[:16]
         coordinator.run(chosen, self.post, list(self.sites.status), job.run, assess=False, id=id, after=after, **more)
 
@@ -140,58 +199,6 @@ class Connected:
             cases = {site: set(scores) for site, scores in RunFolder(job.run).result.scores.items()}
             if self.scored.setdefault(job.fold, cases) != cases:
                 raise RunError(f"{job.title} scored other cases than the runs before: {CHANGED}")
-
-
-def advise_connected(
-    chosen: Study,
-    post: Post,
-    names: Sequence[str],
-    out: Path,
-    trainings: float | None,
-    inner: int = 3,
-    only: Sequence[str] = (),
-    step: Step = silent,
-    *,
-    deadlines: Deadlines = Deadlines(),
-    wait: float = coordinator.WAIT,
-) -> Advice:
-    """Return which strategy every hospital should use, from trainings at the hospitals that connect.
-
-    Args:
-        chosen: The study; its test cases are never used.
-        post: Carries the messages.
-        names: The hospitals of the project; each that connects and does not refuse takes part to the end.
-        out: Folder of the advice; an interrupted one is continued.
-        trainings: The budget, in whole trainings of FedAvg; None for what the strategies take, without any models.
-        inner: Number of inner folds.
-        only: Strategies to compare, by name; empty for all.
-        step: Reports progress.
-        deadlines: How long to wait for hospitals.
-        wait: Seconds to wait for all of them, once there is a quorum.
-    """
-    base = given(coordinator.guarded(chosen))
-    check(base)
-    known = _known(out / FILE)
-    id = str(known["study"]) if known else secrets.token_hex(8)
-    step("waiting for the hospitals", 0)
-    if known:
-        names, deadlines = list(known["sites"]), replace(deadlines, quorum=len(known["sites"]))
-    sites = coordinator.joined(base, post, names, deadlines, wait, id)
-    if known and _listed(sites) != known["sites"]:
-        raise RunError(CHANGED)
-    silent = [site for site, status in sites.status.items() if status.greeting and not status.greeting.may_score]
-    if silent:
-        raise ConfigError(
-            f"strategies are compared by the scores of single cases, and the policy of {silent[0]} says case_scores = "
-            "false"
-        )
-    deadlines = replace(deadlines, quorum=len(sites.status))
-    hospitals = Connected(base.data, post, sites, id, step, deadlines, wait, inner, only)
-    found = advise(_counted(base, sites), out, trainings, inner, only, hospitals, hospitals.assess, members=1)
-    for recipe in (found.recipe, *found.exceptions):  # to be trained at the hospitals
-        text = config.dump(study.pinned(replace(recipe.study, data=base.data)))
-        write_file(out / f"{recipe.file('study')}.toml", lambda path, text=text: path.write_text(text))  # type: ignore[misc]
-    return found
 
 
 def check(base: Study) -> None:

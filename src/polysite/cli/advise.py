@@ -96,9 +96,9 @@ def advise_hospitals(
     target = folder_of(out, "advice", config)
     stoppable()
     with listening(found) as link, counting("runs", None, quiet or as_json) as step:
-        advised = connected.advise_connected(
-            study, link, list(found.sites), target, budget, inner, only or (), step, deadlines=deadlines, wait=wait
-        )
+        names = list(found.sites)
+        hospitals = connected.Connected.join(study, link, names, target, step, deadlines=deadlines, wait=wait)
+        advised = hospitals.advise(budget, inner, only or ())
     _show(advised, quiet, as_json, "polysite deploy run")
 
 
