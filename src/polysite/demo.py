@@ -71,7 +71,8 @@ def run_over_flare(out: Path | None, seed: int, say: Callable[[str], None]) -> P
     policy = site_folder.admit(root / "workspace") / "policy.toml"
     drawn = policy.read_text(encoding="utf-8").replace("fewest = 5", "fewest = 1")  # they are no patients
     write_file(policy, lambda path: path.write_text(drawn, encoding="utf-8"))
-    (run,) = rehearsal.simulate(made, root / "workspace", sites, say)
+    say(f"{len(sites)} hospitals train over processes of FLARE; their rounds appear in {root / 'workspace'}")
+    (run,) = rehearsal.simulate(made, root / "workspace", sites)
     return run / "index.html"
 
 

@@ -29,7 +29,7 @@ from polysite.deploy.certificates import SIGNATURE_OF_REQUEST, public_pem, read_
 from polysite.deploy.flower.messages import INSTANCE, KEY, MAX_LETTER, PREFIX, SIGNATURE, TIME, pieces
 from polysite.deploy.flower.tls import tls_context
 from polysite.deploy.proxy import Proxy
-from polysite.errors import DataError, PayloadError, RunError, shown
+from polysite.errors import PayloadError, RunError, shown
 
 HEARTBEAT = 5.0  # seconds between two
 CUT = (OSError, HTTPException, ValueError)  # a connection that breaks, or brings something else than a response
@@ -92,10 +92,7 @@ class Connection:
         proxy: Proxy | None = None,
     ):
         self.address, self.patience, self.limit, self._timeout = address, patience, limit, timeout
-        try:
-            self._key = read_key(key)
-        except DataError as problem:
-            raise RunError(f"{key} cannot be read as this site's key: {problem}") from problem
+        self._key = read_key(key)
         self._who = {
             KEY: b64encode(public_pem(self._key.public_key())).decode(),
             INSTANCE: secrets.token_hex(16),
