@@ -246,7 +246,7 @@ def test_a_hospital_can_come_later(project, tmp_path):
         (lambda p: (p / "ca.key").unlink(), "east", r"ca\.key is missing"),
         (lambda p: copy(p / "server.key", p / "ca.key"), "east", "is not the key of"),
         (lambda p: (p / "sites" / "east.zip").touch(), "east", "exists already"),
-        (lambda p: inline(p / "server.toml"), "east", r"does not end with its \[sites\]"),
+        (lambda p: inline(p / "server.toml"), "east", r"\[sites\] must be its last section"),
     ],
 )
 def test_a_hospital_that_cannot_be_added_changes_nothing(project, spoil, name, said):

@@ -313,10 +313,7 @@ def add(folder: Path, name: str, *, ca_key: Path | None = None, local: bool | No
         public, content = _onboard(name, project.address, signing_authority(project, signs), True)
     else:
         public, content = "", _archive(name, project.address, project.ca.read_bytes())
-    before = file.read_text(encoding="utf-8-sig")
-    after = before.rstrip() + "\n" + _line(name, public)
-    if _sites(after) != {**_sites(before), name: public}:
-        raise ConfigError(f"{file} does not end with its [sites]; move that section to the end of the file")
+    after = _with_key(file, name, public)
     archive.parent.mkdir(mode=0o700, exist_ok=True)
     try:
         write_private(archive, content)
@@ -330,12 +327,19 @@ def add(folder: Path, name: str, *, ca_key: Path | None = None, local: bool | No
 def set_key(project: Project, name: str, public: str) -> None:
     """Replace the public key of a hospital in server.toml; the empty text is for one that has to enrol."""
     file = project.folder / "server.toml"
-    before = file.read_text(encoding="utf-8-sig")
-    line = re.compile(rf"""^(["']?){re.escape(name)}\1[ \t]*=.*$""", re.MULTILINE)
-    after = line.sub(lambda _: _line(name, public).rstrip("\n"), before)
-    if _sites(after) != {**_sites(before), name: public}:
-        raise ConfigError(f"{file} has no line of its own for {name!r} below [sites]; write it there as one line")
+    after = _with_key(file, name, public)
     write_file(file, lambda p: p.write_text(after, encoding="utf-8"))
+
+
+def _with_key(file: Path, name: str, public: str) -> str:
+    """Return the text of server.toml with the public key of a hospital, in its own line, or in a new one at the end."""
+    before = file.read_text(encoding="utf-8-sig")
+    line = re.compile(rf"""^(["']?){re.escape(name)}\1[ \t]*=.*\n?""", re.MULTILINE)
+    after, found = line.subn(lambda _: _line(name, public), before)
+    after = after if found else f"{before.rstrip()}\n{_line(name, public)}"
+    if _sites(after) != {**_sites(before), name: public}:
+        raise ConfigError(f"{file}: [sites] must be its last section, and {name!r} must have one line of its own there")
+    return after
 
 
 def signing_authority(project: Project, ca_key: Path | None = None) -> Signed:

@@ -21,7 +21,6 @@ from polysite.deploy.flower.messages import KEY, SIGNATURE, TIME
 from polysite.deploy.revocations import Revocations
 
 BEHIND, AHEAD = 305.0, 5.0  # seconds by which the clock of a site may differ
-SILENT = 15.0  # seconds without a request of a site, which sends a heartbeat every five
 MAX_INCIDENTS = 255  # different ones between two calls of ``incidents``
 log = logging.getLogger("polysite.link")
 
@@ -47,7 +46,6 @@ class Admission:
         self._keys = {site: cast(EllipticCurvePublicKey, load_pem_public_key(pem)) for site, pem in sites.items()}
         self._sites = {key: site for site, key in sites.items()}
         self._seen: dict[tuple[str, str], float] = {}  # signed times, oldest first
-        self._heard: dict[str, float] = {}  # when a site was last heard
         self._noted_expiry: dict[str, date] = {}  # of certificates, and the day on which it was noted
         self._incidents: dict[tuple[str, str, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
@@ -72,25 +70,11 @@ class Admission:
         self._first(site, signed)
         if key in self.revoked:
             raise Refusal(403, "revoked", "a key that was revoked", site)
-        self._end_silence(site)
         return site
 
     def is_revoked(self, site: str) -> bool:
         """Return whether the key of a site was revoked."""
         return self._public[site] in self.revoked
-
-    def hear(self, site: str) -> float:
-        """Note that bytes of a site have moved; return the time of now."""
-        clock = self._heard[site] = time.monotonic()
-        return clock
-
-    def _end_silence(self, site: str) -> None:
-        """Record an incident if the site was silent for long before this request: disconnected, or suspended."""
-        clock = time.monotonic()
-        silence = clock - self._heard.get(site, clock)
-        self._heard[site] = clock
-        if silence > SILENT:
-            self.note(f"nothing was heard of it for {silence:.0f} s", None, site)
 
     def _first(self, site: str, signed: str) -> None:
         """Refuse a replayed request: a site may use each signed time only once.

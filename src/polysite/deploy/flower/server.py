@@ -105,10 +105,6 @@ class Link:
         for each in ids:
             self._gateway.sent.pop(each, None)
 
-    def note(self, what: str) -> None:
-        """Record an incident of the coordinator itself."""
-        self._admission.note(what, None)
-
     def incidents(self) -> list[dict[str, Any]]:
         """Return the refusals since the last call, each with its time, reason, sender address, site and count."""
         return self._admission.incidents()
