@@ -145,5 +145,4 @@ def exchange(link, fleet, size=LARGE):
 
 
 def empty(link):
-    state = link._superlink._state
-    return not any(map(len, (link._gateway.sent, state.message_ins_store, state.message_res_store)))
+    return not link._gateway.sent

@@ -132,7 +132,8 @@ def test_a_renewal_with_the_same_key_needs_no_question_and_one_after_expiry_work
     with pytest.raises(DataError, match="'polysite site renew' at a hospital"):
         SiteConfig.load(site, now=later + timedelta(days=100))
     polysite("site", "renew", site)
-    made = enrolment.sign(project.folder, site / "site.csr", days=1000)
+    monkeypatch.setattr(certificates, "DAYS", 1000)
+    made = enrolment.sign(project.folder, site / "site.csr")
     assert made.renewed and enrolment.install(site, made.certificate) > before
     assert (site / "site.key").read_bytes() == key and Project.load(project.folder).sites.keys() == {"north"}
 
@@ -155,12 +156,12 @@ def test_a_revoked_key_is_never_signed_again_and_its_hospital_enrols_with_anothe
 
 
 @contextmanager
-def running(tmp_path, days=certificates.DAYS):
+def running(tmp_path):
     """A server, and a hospital that is connected to it."""
-    made = projects.init(tmp_path / "p", ["north"], f"localhost:{free_port()}", local=False, days=days)
+    made = projects.init(tmp_path / "p", ["north"], f"localhost:{free_port()}", local=False)
     folder = invited(made, "north", tmp_path / "n")
     request, _ = enrolment.enrol(folder)
-    enrolment.install(folder, enrolment.sign(made.folder, request, days=days).certificate)
+    enrolment.install(folder, enrolment.sign(made.folder, request).certificate)
     made, site = Project.load(made.folder), SiteConfig.load(folder)
     site.state.mkdir()
     files = {"key": site.key, "certificate": site.certificate, "ca": site.ca}
@@ -187,8 +188,10 @@ def test_a_key_that_is_revoked_is_refused_at_the_next_message(tmp_path):
         assert north.answer(asked, {}, b"late") and collected(link, sent)[0].body == b"late"
 
 
-def test_both_sides_are_warned_before_a_certificate_expires(tmp_path):
-    with running(tmp_path, days=5) as (_, site, link, _north):
-        noted = {i["site"]: i["what"] for i in link.incidents()}
-        assert noted["north"].startswith("its certificate expires on ") and "server.crt expires on" in noted[""]
+def test_both_sides_are_warned_before_a_certificate_expires(tmp_path, monkeypatch):
+    monkeypatch.setattr(certificates, "DAYS", 5)
+    with running(tmp_path) as (project, site, link, _north):
+        (noted,) = link.incidents()
+        assert noted["site"] == "north" and noted["what"].startswith("its certificate expires on ")
+        assert any("server.crt expires on" in remark for remark in project.remarks)
         assert any("site.crt expires on" in remark for remark in site.remarks)

@@ -165,10 +165,11 @@ def test_strangers_are_refused(made, tmp_path):
             handshake(server, client, host)
 
 
-def test_a_server_whose_certificate_has_ended_gets_another(project, site):
+def test_a_server_whose_certificate_has_ended_gets_another(project, site, monkeypatch):
     later = datetime.now(UTC) + timedelta(days=731)
     before = project.certificate.read_bytes()
-    renew(project.folder, days=3000)
+    monkeypatch.setattr(certificates, "DAYS", 3000)
+    renew(project.folder)
     assert project.certificate.read_bytes() != before and stat.S_IMODE(project.key.stat().st_mode) == 0o600
     Project.load(project.folder, later)
     assert handshake(of(project), at(site), "fl.example.org")  # a hospital notices nothing
@@ -214,8 +215,6 @@ NAMELESS = ("", "../a", ".hidden", "a ", "a.", "a\n", 'a"b', "Köln")
         ({"sites": ["x" * 65]}, "at most 64"),
         ({"sites": ["North", "north"]}, "'North' and 'north'"),
         ({"sites": ["a", "a"]}, "different names"),
-        ({"days": 0}, "days = 0"),
-        ({"days": 10**12}, "days = 10"),
     ],
 )
 def test_what_cannot_be_a_project_is_refused_and_nothing_is_written(tmp_path, given, said):
@@ -247,7 +246,7 @@ def test_a_hospital_can_come_later(project, tmp_path):
         (lambda p: (p / "ca.key").unlink(), "east", r"ca\.key is missing"),
         (lambda p: copy(p / "server.key", p / "ca.key"), "east", "is not the key of"),
         (lambda p: (p / "sites" / "east.zip").touch(), "east", "exists already"),
-        (lambda p: inline(p / "server.toml"), "east", r"does not end with its \[sites\]"),
+        (lambda p: inline(p / "server.toml"), "east", r"\[sites\] must be its last section"),
     ],
 )
 def test_a_hospital_that_cannot_be_added_changes_nothing(project, spoil, name, said):

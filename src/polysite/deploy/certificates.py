@@ -12,7 +12,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, cast
 
-from polysite.errors import ConfigError, DataError, RunError
+from polysite.errors import DataError, RunError
 
 try:
     from cryptography import x509
@@ -92,8 +92,6 @@ def certify(
     key: ec.EllipticCurvePrivateKey | None = None,
 ) -> x509.Certificate:
     """Return a certificate for a public key, signed by the authority, or by ``key`` for a new authority."""
-    if not 1 <= days <= AUTHORITY_DAYS:
-        raise ConfigError(f"days = {days}: a certificate is valid for 1 to {AUTHORITY_DAYS} days")
     now = datetime.now(UTC)
     signer = cast(ec.EllipticCurvePrivateKey, authority.key if authority else key)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

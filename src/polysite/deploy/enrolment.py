@@ -89,7 +89,7 @@ def install(folder: Path, certificate: Path) -> datetime:
 # at the coordinator
 
 
-def sign(folder: Path, request: Path, *, ca_key: Path | None = None, days: int = certificates.DAYS) -> Enrolled:
+def sign(folder: Path, request: Path, *, ca_key: Path | None = None) -> Enrolled:
     """Make the certificate of a hospital from its request: of one that was invited, or that renews with its key."""
     project = Project.load(folder, check=False)
     try:
@@ -99,7 +99,7 @@ def sign(folder: Path, request: Path, *, ca_key: Path | None = None, days: int =
     name, public = certificates.read_request(content, str(request))
     line, renewed = certificates.public_line(public), name in project.sites
     _check(project, name, line, str(request))
-    made = certificates.certify(name, public, signing_authority(project, ca_key), days)
+    made = certificates.certify(name, public, signing_authority(project, ca_key), certificates.DAYS)
     path = project.folder / "sites" / f"{name}.crt"
     path.parent.mkdir(mode=0o700, exist_ok=True)
     write_file(path, lambda p: p.write_bytes(certificates.pem(made)))

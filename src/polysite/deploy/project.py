@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from polysite.deploy import certificates, templates
-from polysite.deploy.certificates import DAYS, Signed
+from polysite.deploy.certificates import Signed
 from polysite.deploy.proxy import Proxy
 from polysite.deploy.site.policy import TEXT, SitePolicy, settings
 from polysite.errors import ConfigError, DataError, RunError
@@ -267,21 +267,13 @@ class SiteConfig:
         return tuple(remarks)
 
 
-def init(
-    folder: Path,
-    sites: Sequence[str],
-    address: str,
-    *,
-    days: int = DAYS,
-    local: bool | None = None,
-) -> Project:
+def init(folder: Path, sites: Sequence[str], address: str, *, local: bool | None = None) -> Project:
     """Write a new project folder.
 
     Args:
         folder: The new folder.
         sites: Names of the hospitals.
         address: host:port at which hospitals reach the server.
-        days: Days for which new certificates are valid.
         local: Whether the archives hold keys and certificates, for hospitals that are rehearsed on this computer; by
             default where the address is of this computer only.
     """
@@ -290,7 +282,7 @@ def init(
         raise ConfigError("a project needs at least one hospital: name its sites")
     vacant(folder, "project")
     authority = certificates.new_authority()
-    server = certificates.issue("polysite server", authority, days, host)
+    server = certificates.issue("polysite server", authority, certificates.DAYS, host)
     keys: dict[str, str] = {}
     with draft_folder(folder, "project", private=False) as draft:  # each file has its own mode
         draft.chmod(0o700)
@@ -300,7 +292,7 @@ def init(
         put(draft / "server.key", server.key_pem, 0o600)
         (draft / "sites").mkdir(mode=0o700)
         for name in names:
-            keys[name], archive = _onboard(name, address, authority, days, is_local(host) if local is None else local)
+            keys[name], archive = _onboard(name, address, authority, is_local(host) if local is None else local)
             put(draft / "sites" / f"{name}.zip", archive, 0o600)
         listen = "::" if ":" in host else "0.0.0.0"
         text = templates.SERVER.format(address=address, host=listen, port=port, min_sites=_quorum(len(names)))
@@ -318,13 +310,10 @@ def add(folder: Path, name: str, *, ca_key: Path | None = None, local: bool | No
     if archive.exists():
         raise RunError(f"{archive} exists already; an archive is never overwritten: move it away first")
     if is_local(endpoint(project.address)[0]) if local is None else local:
-        public, content = _onboard(name, project.address, signing_authority(project, signs), DAYS, True)
+        public, content = _onboard(name, project.address, signing_authority(project, signs), True)
     else:
         public, content = "", _archive(name, project.address, project.ca.read_bytes())
-    before = file.read_text(encoding="utf-8-sig")
-    after = before.rstrip() + "\n" + _line(name, public)
-    if _sites(after) != {**_sites(before), name: public}:
-        raise ConfigError(f"{file} does not end with its [sites]; move that section to the end of the file")
+    after = _with_key(file, name, public)
     archive.parent.mkdir(mode=0o700, exist_ok=True)
     try:
         write_private(archive, content)
@@ -338,12 +327,19 @@ def add(folder: Path, name: str, *, ca_key: Path | None = None, local: bool | No
 def set_key(project: Project, name: str, public: str) -> None:
     """Replace the public key of a hospital in server.toml; the empty text is for one that has to enrol."""
     file = project.folder / "server.toml"
-    before = file.read_text(encoding="utf-8-sig")
-    line = re.compile(rf"""^(["']?){re.escape(name)}\1[ \t]*=.*$""", re.MULTILINE)
-    after = line.sub(lambda _: _line(name, public).rstrip("\n"), before)
-    if _sites(after) != {**_sites(before), name: public}:
-        raise ConfigError(f"{file} has no line of its own for {name!r} below [sites]; write it there as one line")
+    after = _with_key(file, name, public)
     write_file(file, lambda p: p.write_text(after, encoding="utf-8"))
+
+
+def _with_key(file: Path, name: str, public: str) -> str:
+    """Return the text of server.toml with the public key of a hospital, in its own line, or in a new one at the end."""
+    before = file.read_text(encoding="utf-8-sig")
+    line = re.compile(rf"""^(["']?){re.escape(name)}\1[ \t]*=.*\n?""", re.MULTILINE)
+    after, found = line.subn(lambda _: _line(name, public), before)
+    after = after if found else f"{before.rstrip()}\n{_line(name, public)}"
+    if _sites(after) != {**_sites(before), name: public}:
+        raise ConfigError(f"{file}: [sites] must be its last section, and {name!r} must have one line of its own there")
+    return after
 
 
 def signing_authority(project: Project, ca_key: Path | None = None) -> Signed:
@@ -366,12 +362,12 @@ def is_local(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def renew(folder: Path, *, ca_key: Path | None = None, days: int = DAYS) -> None:
+def renew(folder: Path, *, ca_key: Path | None = None) -> None:
     """Replace the server's certificate by a new one of the same authority; hospitals need not do anything. If this is
     killed between the two files, it can be repeated."""
     project = Project.load(folder, check=False)
     host, _ = endpoint(project.address)
-    server = certificates.issue("polysite server", signing_authority(project, ca_key), days, host)
+    server = certificates.issue("polysite server", signing_authority(project, ca_key), certificates.DAYS, host)
     write_private(project.key, server.key_pem)
     write_file(project.certificate, lambda p: put(p, server.pem))
 
@@ -430,11 +426,11 @@ def put(path: Path, content: bytes, mode: int = 0o644) -> None:
         os.fsync(file.fileno())
 
 
-def _onboard(name: str, address: str, authority: Signed, days: int, local: bool) -> tuple[str, bytes]:
+def _onboard(name: str, address: str, authority: Signed, local: bool) -> tuple[str, bytes]:
     """Return the public key of a new hospital, and the archive for it; the key is empty where the hospital makes it."""
     if not local:
         return "", _archive(name, address, authority.pem)
-    member = certificates.issue(name, authority, days)
+    member = certificates.issue(name, authority, certificates.DAYS)
     return certificates.public_line(member.key.public_key()), _archive(name, address, authority.pem, member)
 
 

@@ -1,51 +1,15 @@
 """The texts of a project: the configuration of a server and of a site, and what their folders tell a reader.
 
-``coordinator.md`` and ``hospital.md`` become the README.md of a project and of an archive.
+``coordinator.md`` and ``hospital.md`` become the README.md of a project and of an archive; ``server.toml`` is that of a
+project without its hospitals, and ``data.toml`` the end of every ``site.toml``.
 """
 
 from importlib import resources
 
-COORDINATOR, HOSPITAL = (
-    resources.files("polysite").joinpath("deploy", f"{name}.md").read_text(encoding="utf-8")
-    for name in ("coordinator", "hospital")
+COORDINATOR, HOSPITAL, SERVER, DATA = (
+    resources.files("polysite").joinpath("deploy", name).read_text(encoding="utf-8")
+    for name in ("coordinator.md", "hospital.md", "server.toml", "data.toml")
 )
-
-SERVER = """\
-# The server of this federation; `polysite deploy run` reads it.
-
-# host:port at which hospitals reach the server; server.crt is for this host, and the hospitals' archives name it
-address = "{address}"
-
-# address of this machine to listen on; "0.0.0.0" (with IPv6 "::") for all of its addresses
-host = "{host}"
-port = {port}
-
-# number of hospitals that a round needs; with fewer, the server waits
-min_sites = {min_sites}
-
-# seconds after which a round continues without the hospitals that have not answered
-deadline = 3600
-
-# the hospitals and their public keys; a hospital without a line is refused (`polysite deploy add` adds one). An empty
-# key is that of a hospital that was invited and has no certificate yet (`polysite deploy sign` makes it)
-[sites]
-"""
-
-DATA = """\
-# This hospital's cases. They are opened here and never leave. Remove the # in one of the two examples.
-[data]
-# a folder of NIfTI files (`polysite data formats` lists the layouts that are known), or a manifest, .csv or .jsonl
-# name = "files"
-# path = "/data/brain"
-# format = "auto"  # the layout of the folder
-# modalities = ["t1", "flair"]  # which of them, in the order of the study; all by default
-# labels = {{ WT = [1, 2, 4], TC = [1, 4], ET = [4] }}  # meaning of the values in label maps, if no file tells
-
-# a rehearsal without patients: phantoms, generated from a seed
-# name = "phantom"
-# shape = [64, 64, 64]
-# sites."{name}" = {{ cases = 12 }}
-"""
 
 SITE = """\
 # This hospital in the federation; `polysite site run .` reads it. Files are relative to this one.
@@ -60,6 +24,7 @@ ca = "ca.crt"  # authority that signed the server's certificate
 policy = "policy.toml"  # what this hospital allows; yours to change
 state = "state"  # folder of everything that stays here: the audit log, the memory between rounds, the models
 device = "auto"  # "auto", "cpu", "cuda", or "cuda:1" for a second GPU
+# worker = "unshare -rn"  # words before the command that opens the scans; these cut it off the network
 
 # If this computer connects out through a proxy only: remove the # of these lines (docs/hospital.md has the others).
 # [proxy]

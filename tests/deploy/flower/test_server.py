@@ -21,7 +21,7 @@ from polysite.deploy.flower.connection import Lost, Refused
 from polysite.deploy.flower.messages import KEY, LAST, START, Letter, digest
 from polysite.deploy.flower.port import Pace
 from polysite.deploy.flower.server import Link
-from polysite.errors import PayloadError, RunError
+from polysite.errors import DataError, PayloadError, RunError
 from wire_ends import HEADER, LARGE, collected, empty, exchange, hung_up, received, send, until
 
 
@@ -131,13 +131,13 @@ def test_a_body_whose_parts_do_not_belong_together_is_refused(link, north):
     exchange(link, north)
 
 
-def test_no_answer_in_time(link, north, monkeypatch):
+def test_no_answer_in_time(link, north):
     sent = send(link, "north", HEADER, b"abc", 0.05, "1")
     (answer,) = collected(link, sent)
     assert "no answer came in time" in answer.error and empty(link)
     sent = send(link, "north", HEADER, b"abc", 60, "1")
     asked = received(north)
-    monkeypatch.setattr(superlink, "_left", lambda asked: 0.0)  # the time to answer is over
+    link._gateway.sent[sent].end = 0.0  # the time to answer is over
     assert north.answer(asked, {}) is False
 
 
@@ -164,8 +164,6 @@ def test_a_link_that_cannot_open_says_why(consortium, link):
         ({"key": consortium.folder / "none.key"}, 0, "none.key are not a certificate and its key: .*No such file"),
         ({"key": consortium.folder / "north.key"}, 0, "are not a certificate and its key"),
         ({"ca": consortium.folder / "north.key"}, 0, "cannot be read as the certificate of the consortium"),
-        ({"sites": {"north": b"rubbish"}}, 0, "the key of 'north' cannot be read"),
-        ({"sites": dict.fromkeys(("a", "b"), consortium.sites["north"])}, 0, "'b' has the same key as another"),
     ):
         with pytest.raises(RunError, match=sentence):
             Link("127.0.0.1", port, **{**files, "sites": consortium.sites, **others}).__enter__()
@@ -198,7 +196,7 @@ def test_a_site_that_cannot_connect_says_why(consortium, link, north, monkeypatc
             with consortium.fleet(link, name, **others) as fleet, pytest.raises(Refused, match=sentence) as refused:
                 fleet.connect()
             assert slowly in (None, refused.value.slowly)
-    with pytest.raises(RunError, match="cannot be read as this site's key"):
+    with pytest.raises(DataError, match=r"nobody\.key is missing"):
         consortium.fleet(link, "nobody")
     exchange(link, north)
 
@@ -513,12 +511,6 @@ def test_memory_for_which_there_is_no_room_is_refused(answer, monkeypatch):
 # Letters
 
 
-@pytest.mark.parametrize("value", [None, b"bytes", [1, "a"], [1, True], 2**63, {"a": 1}, [[1]]])
-def test_headers_that_are_not_plain_are_refused(value):
-    with pytest.raises(PayloadError, match="'field'"):
-        Letter("1", {"field": value}).dump()
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -530,8 +522,6 @@ def test_headers_that_are_not_plain_are_refused(value):
         b'{"id": 1}',
         b'{"id": "1", "more": 2}',
         b'{"id": "1", "header": []}',
-        b'{"id": "1", "header": {"a": null}}',
-        b'{"id": "1", "header": {"a": {"b": 1}}}',
         b'{"id": "1", "size": -1, "digest": "a"}',
         b'{"id": "1", "size": 1}',
         b'{"id": "1", "size": true, "digest": "a"}',
@@ -558,8 +548,8 @@ def test_flower_has_the_few_inner_parts_that_are_used():
                 found |= {(pydoc.locate(module), each.name) for each in node.names}
             elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self._state", "state"):
                 found.add((state, node.attr))
-            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("NodeStatus", "TaskType"):
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("NodeStatus",):
                 found.add((getattr(superlink, node.value.id), node.attr))
-    assert 15 < len(found) <= 25
+    assert 5 < len(found) <= 25
     for owner, name in found:
         assert hasattr(owner, name), f"flwr {version('flwr')}: {owner} {name}"

@@ -45,7 +45,6 @@ REFUSED = {  # what is asked, under which policy -> key of policy.toml
     "rounds": (TRAIN, {"rounds": 7}),
     "rounds, negative": (replace(TRAIN, round=-1), {}),
     "hours": (TRAIN, {"hours": "20:00-06:00"}),
-    "case_vectors": (replace(TRAIN, case_vectors=True), {}),
     "case_vectors, kind": (FEATURES, {}),
     "case_scores": (replace(SCORE, case_scores=True), {"case_scores": False}),
     "assess": (Intent("assess", cases=9), {"assess": False}),
@@ -65,7 +64,6 @@ def test_a_refusal_is_a_sentence_that_names_the_key(case):
     "ask, policy",
     [
         (TRAIN, {"algorithms": ("scaffold", "fed*"), "kinds": ("model", "count"), "fewest": 77, "rounds": 8}),
-        (replace(TRAIN, case_vectors=True), {"case_vectors": True}),
         (FEATURES, {"case_vectors": True, "kinds": ()}),
         (Intent("train", "local", cases=2), {}),  # nothing leaves
         (replace(TRAIN, leaves={"weight": "one", "time": "rate"}, cases=1), {}),  # nothing about cases
@@ -107,11 +105,9 @@ TWO = {"cluster_0": "model", "cluster_1": "model"}
         ("few cases are behind 'cluster_1': policy.toml says fewest", TWO, 9, {"behind": {"cluster_1": 4}}),
         (None, TWO, 9, {"behind": {"cluster_1": 5}}),
         ("fewest", MODEL, 4, {"behind": {"model": 9}}),
-        (None, {"dice": "number"}, 1, {"case_scores": True}),
         ("fewest", {"dice": "number"}, 1, {}),
         ("kinds", {"diary?": "text"}, 9, {}),  # there, whatever it is called
         ("case_vectors", {"features": "cases"}, 20, {}),
-        ("case_vectors", {"features": "statistics"}, 20, {"case_vectors": True}),
         (None, {"sums": "statistics"}, 20, {}),
     ],
 )

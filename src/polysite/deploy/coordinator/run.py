@@ -68,9 +68,6 @@ def listening(project: Project) -> Iterator["Link"]:
         sites=project.sites,
         revoked=project.revoked,
     ) as link:
-        for remark in project.remarks:
-            if "expires on" in remark:
-                link.note(remark)
         yield link
 
 
@@ -385,16 +382,12 @@ def _facts(roster: Sites, id: str, assess: bool, more: Mapping[str, Any]) -> str
 
 def _journal(folder: RunFolder) -> Callable[[Incident], None]:
     """Return a writer of incidents that goes on if the disk is full."""
-    failed = False
 
     def write(incident: Incident) -> None:
-        nonlocal failed
         try:
             _incidents(folder).append(json.dumps(dict(incident)), sync=False)
         except OSError as problem:
-            if not failed:
-                log.warning("incidents cannot be kept in %s: %s", folder.path / JOURNAL, problem)
-            failed = True
+            log.warning("incidents cannot be kept in %s: %s", folder.path / JOURNAL, problem)
 
     return write
 

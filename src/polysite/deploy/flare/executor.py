@@ -13,7 +13,6 @@ from typing import Any
 from polysite.buffers import Buffer
 from polysite.deploy.flare.messages import HERE, pack, unpack
 from polysite.deploy.flare.site_folder import prepare
-from polysite.deploy.project import SiteConfig
 from polysite.deploy.site.worker_process import WorkerProcess, ask_and_show, opened
 from polysite.errors import PayloadError, PolysiteError
 
@@ -59,15 +58,14 @@ class SiteExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
         Then it is tried again at the next task."""
         if self._worker is None:
             try:
-                self._worker = self._opened(prepare(*self._place))
+                site = prepare(*self._place)
+                for remark in site.remarks:
+                    log.warning("%s", remark)
+                worker = opened(site, lambda what: log.info("%s", what), "FLARE process of this site")
+                self._worker = self._open.enter_context(worker)
             except (PolysiteError, OSError) as problem:
                 log.error("polysite cannot work at this site: %s", problem)
         return self._worker
-
-    def _opened(self, site: SiteConfig) -> WorkerProcess:
-        for remark in site.remarks:
-            log.warning("%s", remark)
-        return self._open.enter_context(opened(site, lambda what: log.info("%s", what), "FLARE process of this site"))
 
     def _beat(self, engine: Any) -> None:
         """Say every few seconds that this site is there."""

@@ -30,7 +30,6 @@ ASK = 0.05  # seconds between two questions of a site for a task
 SILENCE = 60.0  # seconds without a byte after which FLARE sends a message again
 CONTROLLER = "polysite.deploy.flare.controller.StudyController"
 EXECUTOR = "polysite.deploy.flare.executor.SiteExecutor"
-OWN = ("again", "poll")  # settings of polysite's own server, which a job does not have
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,6 @@ def export(
             f"a quorum of {limits.quorum} sites must be from 1 to the number of sites, {len(sites) or 'any'}"
         )
     title = re.sub("[^A-Za-z0-9-]", "-", study.title(chosen))[:48]
-    args = {name: value for name, value in asdict(limits).items() if name not in OWN}
     identified = {"study": "study.toml", "id": f"{title}-{secrets.token_hex(4)}", "sites": list(sites)}
     server = {
         "format_version": 2,
@@ -81,7 +79,7 @@ def export(
         "task_data_filters": [],
         "task_result_filters": [],
         "components": [],
-        "workflows": [{"id": "study", "path": CONTROLLER, "args": {**identified, **args}}],
+        "workflows": [{"id": "study", "path": CONTROLLER, "args": {**identified, **asdict(limits)}}],
     }
     client = {
         "format_version": 2,

@@ -1,1 +1,1 @@
-"""Flower as the carrier of messages; the only importer of ``flwr``."""
+"""The wire of polysite's own engine, on Flower's record of nodes; the only importer of ``flwr``."""

@@ -10,7 +10,7 @@ import time
 from base64 import b64decode
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
-from typing import Any
+from typing import Any, cast
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -19,10 +19,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from polysite.deploy.certificates import SIGNATURE_OF_REQUEST, SOON
 from polysite.deploy.flower.messages import KEY, SIGNATURE, TIME
 from polysite.deploy.revocations import Revocations
-from polysite.errors import RunError
 
 BEHIND, AHEAD = 305.0, 5.0  # seconds by which the clock of a site may differ
-SILENT = 15.0  # seconds without a request of a site, which sends a heartbeat every five
 MAX_INCIDENTS = 255  # different ones between two calls of ``incidents``
 log = logging.getLogger("polysite.link")
 
@@ -39,15 +37,15 @@ class Admission:
     """Authenticates requests and records refusals.
 
     Args:
-        sites: Public key of every site.
+        sites: Public key of every site, which the project has checked.
         revoked: Keys that are not accepted any more.
     """
 
     def __init__(self, sites: Mapping[str, bytes], revoked: Revocations):
-        self._keys, self._public, self.revoked = _keys(sites), dict(sites), revoked
+        self._public, self.revoked = dict(sites), revoked
+        self._keys = {site: cast(EllipticCurvePublicKey, load_pem_public_key(pem)) for site, pem in sites.items()}
         self._sites = {key: site for site, key in sites.items()}
         self._seen: dict[tuple[str, str], float] = {}  # signed times, oldest first
-        self._heard: dict[str, float] = {}  # when a site was last heard
         self._noted_expiry: dict[str, date] = {}  # of certificates, and the day on which it was noted
         self._incidents: dict[tuple[str, str, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
@@ -72,25 +70,11 @@ class Admission:
         self._first(site, signed)
         if key in self.revoked:
             raise Refusal(403, "revoked", "a key that was revoked", site)
-        self._end_silence(site)
         return site
 
     def is_revoked(self, site: str) -> bool:
         """Return whether the key of a site was revoked."""
         return self._public[site] in self.revoked
-
-    def hear(self, site: str) -> float:
-        """Note that bytes of a site have moved; return the time of now."""
-        clock = self._heard[site] = time.monotonic()
-        return clock
-
-    def _end_silence(self, site: str) -> None:
-        """Record an incident if the site was silent for long before this request: disconnected, or suspended."""
-        clock = time.monotonic()
-        silence = clock - self._heard.get(site, clock)
-        self._heard[site] = clock
-        if silence > SILENT:
-            self.note(f"nothing was heard of it for {silence:.0f} s", None, site)
 
     def _first(self, site: str, signed: str) -> None:
         """Refuse a replayed request: a site may use each signed time only once.
@@ -132,19 +116,3 @@ class Admission:
         with self._lock:
             found, self._incidents = list(self._incidents.values()), {}
         return found
-
-
-def _keys(sites: Mapping[str, bytes]) -> dict[str, EllipticCurvePublicKey]:
-    found, seen = {}, set[bytes]()
-    for site, pem in sites.items():
-        try:
-            key = load_pem_public_key(pem)
-            if not isinstance(key, EllipticCurvePublicKey):
-                raise ValueError("it is not of an elliptic curve")
-        except ValueError as problem:
-            raise RunError(f"the key of {site!r} cannot be read: {problem}") from problem
-        if pem in seen:
-            raise RunError(f"{site!r} has the same key as another site; each needs its own")
-        seen.add(pem)
-        found[site] = key
-    return found

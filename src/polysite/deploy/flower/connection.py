@@ -19,6 +19,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from email.utils import formatdate
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from types import MappingProxyType
@@ -29,9 +30,21 @@ from polysite.deploy.certificates import SIGNATURE_OF_REQUEST, public_pem, read_
 from polysite.deploy.flower.messages import INSTANCE, KEY, MAX_LETTER, PREFIX, SIGNATURE, TIME, pieces
 from polysite.deploy.flower.tls import tls_context
 from polysite.deploy.proxy import Proxy
-from polysite.errors import DataError, PayloadError, RunError, shown
+from polysite.errors import PayloadError, RunError, shown
 
 HEARTBEAT = 5.0  # seconds between two
+# by the coordinator's word: a sentence, and whether trying again soon is of no use
+REFUSALS = {
+    "unregistered": ("{at} does not know this site's key; ask its people to enrol this hospital", True),
+    "revoked": ("{at} has revoked this site's key; ask its people why, and enrol again", True),
+    "anew": ("{at} was started anew", False),
+    "elsewhere": (
+        "this site's key is in use elsewhere, or its former connection to {at} has not lapsed yet; that takes half a "
+        "minute",
+        False,
+    ),
+    "clock": ("the clock of {at} shows {there}, this machine's {here}: set them right", False),
+}
 CUT = (OSError, HTTPException, ValueError)  # a connection that breaks, or brings something else than a response
 T = TypeVar("T")
 
@@ -92,10 +105,7 @@ class Connection:
         proxy: Proxy | None = None,
     ):
         self.address, self.patience, self.limit, self._timeout = address, patience, limit, timeout
-        try:
-            self._key = read_key(key)
-        except DataError as problem:
-            raise RunError(f"{key} cannot be read as this site's key: {problem}") from problem
+        self._key = read_key(key)
         self._who = {
             KEY: b64encode(public_pem(self._key.public_key())).decode(),
             INSTANCE: secrets.token_hex(16),
@@ -212,24 +222,10 @@ class Connection:
         return f"it answers {declined.status}"
 
     def _refusal(self, declined: Declined) -> Refused:
-        why, at = declined.word, f"the coordinator at {self.address}"
-        if why == "unregistered":
-            return Refused(f"{at} does not know this site's key; ask its people to enrol this hospital", slowly=True)
-        if why == "revoked":
-            return Refused(f"{at} has revoked this site's key; ask its people why, and enrol again", slowly=True)
-        if why == "anew":
-            return Refused(f"{at} was started anew")
-        if why == "elsewhere":
-            return Refused(
-                f"this site's key is in use elsewhere, or its former connection to {at} has not lapsed yet; "
-                "that takes half a minute"
-            )
-        if why == "clock":
-            return Refused(
-                f"the clock of {at} shows {declined.date}, this machine's "
-                f"{time.strftime('%a, %d %b %Y %H:%M:%S GMT', time.gmtime())}: set them right"
-            )
-        return Refused(f"{at} refuses this site: {declined.status} {why}")
+        sentence, slowly = REFUSALS.get(declined.word, ("{at} refuses this site: {status} {word}", False))
+        known = {"status": declined.status, "word": declined.word, "there": declined.date}
+        here = formatdate(usegmt=True)
+        return Refused(sentence.format(at=f"the coordinator at {self.address}", here=here, **known), slowly)
 
     def _beat(self) -> bool:
         """Send a heartbeat; return whether the coordinator knows this site."""

@@ -51,12 +51,19 @@ class Sent:
     site: str
     letter: Letter
     body: Buffer
+    end: float  # until when an answer is accepted, by the monotonic clock
     given: str = ""  # the start of a courier that it was given to: after another start it is not sent again
     received: bool = False
+    answered: bool = False
     arrival: Arrival | None = None
     excessive: bool = False  # the answer is larger than the limit
     busy: Request | None = None  # the request that brings the answer
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time for an answer is over."""
+        return time.monotonic() > self.end
 
     @contextmanager
     def alone(self, request: Request) -> Iterator[None]:
@@ -75,7 +82,7 @@ class Gateway:
     """Answers the requests of sites.
 
     Args:
-        superlink: Flower's record of nodes and messages.
+        superlink: Flower's record of nodes.
         admission: Authenticates requests.
         limit: Largest answer in bytes.
     """
@@ -143,7 +150,7 @@ class Gateway:
 
     def _keep_online(self, site: str) -> None:
         """Take moving bytes for a heartbeat, which may be late on a link that is busy with them."""
-        clock = self._admission.hear(site)
+        clock = time.monotonic()
         if clock - self._kept_online.get(site, 0.0) > 1.0:
             self._kept_online[site] = clock
             self._superlink.beat(site)
@@ -157,9 +164,8 @@ class Gateway:
         end = time.monotonic() + (min(int(seconds), MAX_WAIT) if seconds.isdecimal() and len(seconds) < 4 else 0.0)
         with self.news:
             while instance == self._instances[site]:
-                for id in self._superlink.waiting(site):
-                    sent = self.sent.get(id)
-                    if sent is not None and not sent.received and sent.given in ("", instance):
+                for sent in list(self.sent.values()):
+                    if sent.site == site and not sent.received and sent.given in ("", instance):
                         sent.given = instance
                         return Reply(200, sent.letter.dump())
                 if not self.news.wait(max(0.0, end - time.monotonic())):
@@ -191,7 +197,7 @@ class Gateway:
                 self.arrived.set()
                 raise Refusal(413, "large", f"an answer of more than {self._limit} bytes", site)
             came = sent.arrival
-            if self._superlink.answered(id):
+            if sent.answered:
                 if came is None or came.letter != letter:
                     raise Refusal(410, "unwanted")
                 return Reply(200, b"%d" % letter.size)
@@ -202,7 +208,7 @@ class Gateway:
                 except (OSError, MemoryError) as problem:
                     raise Refusal(503, "memory", "no memory is left for its answer", site) from problem
             if came.arrived == letter.size:
-                self._complete(id, sent, came)
+                self._complete(sent, came)
         return Reply(200, b"%d" % came.arrived)
 
     def _upload(self, site: str, id: str, request: Request, size: int) -> Reply:
@@ -214,18 +220,19 @@ class Gateway:
                 raise Refusal(416, "range")
             request.read(came.memory[came.arrived : came.arrived + size], came.grow)
             if came.arrived == len(came.memory):
-                self._complete(id, sent, came)
+                self._complete(sent, came)
         return Reply(200, b"%d" % came.arrived)
 
-    def _complete(self, id: str, sent: Sent, came: Arrival) -> None:
+    def _complete(self, sent: Sent, came: Arrival) -> None:
         """Check an answer that has arrived and have it collected."""
         if self._admission.is_revoked(sent.site):
             raise Refusal(403, "revoked", "a key that was revoked while its answer came", sent.site)
         if digest(came.memory) != came.letter.digest:
             sent.arrival = None
             raise Refusal(400, "odd", "an answer that is damaged", sent.site)
-        if not self._superlink.answer(sent.site, id):
+        if sent.is_over:
             raise Refusal(410, "unwanted")
+        sent.answered = True
         self.arrived.set()
 
 

@@ -1,12 +1,13 @@
 """The coordinator's end of the wire: messages for hospitals, and their answers.
 
-Flower's SuperLink keeps the nodes and messages (``superlink.py``), a port of our own answers the hospitals
-(``gateway.py``, ``port.py``). Everything is in memory.
+Flower's SuperLink keeps who is online (``superlink.py``), a port of our own answers the hospitals (``gateway.py``,
+``port.py``). Everything is in memory.
 """
 
 import secrets
 import socket
 import ssl
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -54,8 +55,7 @@ class Link:
     ):
         self._sites, self._limit, self._admission = tuple(sites), limit, Admission(sites, Revocations(revoked))
         context = tls_context(ssl.PROTOCOL_TLS_SERVER, certificate, key, ca)
-        self._superlink = SuperLink(sites)
-        self._gateway = Gateway(self._superlink, self._admission, limit)
+        self._gateway = Gateway(SuperLink(sites), self._admission, limit)
         listener = _listen(host, port)
         self.port: int = listener.getsockname()[1]  # that is listened on
         self._port = Port(listener, context, list(sites), self._admission, pace, self._gateway.answer)
@@ -74,17 +74,15 @@ class Link:
         self, letters: Mapping[str, tuple[Mapping[str, Header], Buffer]], ttl: float, group: str
     ) -> dict[str, str]:
         """Leave a message for each site; return their identifiers. A body for several sites is hashed and kept once."""
-        if unknown := sorted(set(letters) - set(self._sites)):
-            raise RunError(f"no message can go to {unknown[0]!r}: the sites are {', '.join(self._sites)}")
+        for site in sorted(letters.keys() - self._gateway.tokens.keys()):
+            known = "it has not connected yet" if site in self._sites else f"the sites are {', '.join(self._sites)}"
+            raise RunError(f"no message can go to {site!r}: {known}")
         bodies = {id(body): (header, body) for header, body in letters.values()}
         digests = {each: str(header.get(NAME) or digest(body)) for each, (header, body) in bodies.items() if body}
         ids = {site: secrets.token_hex(16) for site in letters}
         for site, (header, body) in letters.items():
             letter = Letter(ids[site], header, digests.get(id(body), ""), len(body))
-            self._gateway.sent[letter.id] = Sent(site, letter, body)
-            if not self._superlink.ask(site, letter.id, ttl, group):
-                self.forget(list(ids.values()))
-                raise RunError(f"no message can go to {site!r}: it has not connected yet")
+            self._gateway.sent[letter.id] = Sent(site, letter, body, time.monotonic() + ttl)
         with self._gateway.news:
             self._gateway.news.notify_all()
         return ids
@@ -104,13 +102,8 @@ class Link:
 
     def forget(self, ids: Collection[str]) -> None:
         """Drop these messages and their responses; a response that still comes is not accepted."""
-        self._superlink.forget(ids)
         for each in ids:
             self._gateway.sent.pop(each, None)
-
-    def note(self, what: str) -> None:
-        """Record an incident of the coordinator itself."""
-        self._admission.note(what, None)
 
     def incidents(self) -> list[dict[str, Any]]:
         """Return the refusals since the last call, each with its time, reason, sender address, site and count."""
@@ -122,9 +115,9 @@ class Link:
             return None
         if sent.excessive:
             return Envelope(id, error=f"the answer is of more than {self._limit} bytes")
-        if self._superlink.answered(id) and sent.arrival is not None:
+        if sent.answered and sent.arrival is not None:
             return Envelope(id, sent.arrival.letter.header, sent.arrival.memory)
-        return Envelope(id, error="no answer came in time") if self._superlink.is_over(id) else None
+        return Envelope(id, error="no answer came in time") if sent.is_over else None
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -5,7 +5,7 @@ Every wrapper has one subject and the method ``answer``. The inner ones see resp
 ``worker.py`` has the whole chain.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from polysite.engines.messages import (
 )
 from polysite.engines.site_turn import Turn
 from polysite.payload import Payload
+from polysite.site import CaseScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,9 @@ def _words(request: Request, response: Response) -> dict[str, str]:
             texts = dict.fromkeys(("torch and device", "policy", "keyed digest of the list of cases"), "text")
             return {**{split: f"count, {n}" for split, n in counts.items()}, **texts}
         case Score(split=split), Scored(scores=scores):
-            classes = ", with their true classes" if any(s.true is not None for s in scores.values()) else ""
-            return {f"scores of {len(scores)} {split} cases{classes}": "number, under pseudonyms"}
+            return _listed("scores", split, list(scores.values()))
         case Examine(split=split), Measured(cases=cases):
-            listed = tuple(cases)
-            classes = ", with their true classes" if any(e.score.true is not None for e in listed) else ""
-            return {f"all measures of {len(listed)} {split} cases{classes}": "number, under pseudonyms"}
+            return _listed("all measures", split, [each.score for each in cases])
         case _, Models():
             return {"digest of the model": "number"}
         case _, MaskTaken(payload=answer):
@@ -100,6 +98,11 @@ def _words(request: Request, response: Response) -> dict[str, str]:
             told = {effort: "cost and number"} if response.fits or response.releases else {}
             return {**_sizes(reply, turn), **told}
     return {}
+
+
+def _listed(what: str, split: str, scores: Sequence[CaseScore]) -> dict[str, str]:
+    classes = ", with their true classes" if any(score.true is not None for score in scores) else ""
+    return {f"{what} of {len(scores)} {split} cases{classes}": "number, under pseudonyms"}
 
 
 def _sizes(reply: Payload, turn: Turn) -> dict[str, str]:

@@ -25,20 +25,14 @@ HELD_OUT = ("test", OUT, "validation")  # parts that a new case of a patient joi
 
 @dataclass(frozen=True)
 class KeptSplit:
-    """The split to use, and how many cases are new or gone since the study was agreed to.
+    """The split to use.
 
     ``write`` keeps it; a study that is refused leaves nothing behind.
     """
 
     splits: SiteSplit
     parts: Mapping[str, str]  # of every case that was ever known, by digest
-    new: int = 0
-    gone: int = 0
-
-    @property
-    def changed(self) -> bool:
-        """Whether the cases are not those of the agreement."""
-        return bool(self.new or self.gone)
+    changed: bool = False  # the cases are not those of the agreement
 
     def write(self, file: Path) -> None:
         """Write down the part of every case."""
@@ -66,10 +60,9 @@ def keep_split(file: Path, cases: Sequence[CaseRef], dealt: SiteSplit, pseudonym
         joined = next((part for part in HELD_OUT if part in theirs), SPLITS[0])
         for case in patient:
             placed[known.get(digests[case], joined)].append(case)
-    new = sum(digest not in known for digest in digests.values())
-    gone = len(known.keys() - set(digests.values()))
+    changed = known.keys() != set(digests.values())
     splits = {part: sorted(placed[part], key=lambda case: case.name) for part in SPLITS}
-    return KeptSplit(splits, {**known, **_parts(placed, digests)}, new, gone)
+    return KeptSplit(splits, {**known, **_parts(placed, digests)}, changed)
 
 
 def _parts(placed: SiteSplit, digests: Mapping[CaseRef, str]) -> dict[str, str]:

@@ -28,7 +28,6 @@ from polysite.errors import DataError, RunError
 from polysite.storage import append_line, split_lines, write_private
 
 FORMAT = 2  # of an entry; 0.1.0 wrote 1, without saying so
-RESERVED = ("n", "time", "previous", "format")
 CUT = "cut"  # kind of the entry that stands for a line cut by a crash
 
 
@@ -60,9 +59,6 @@ class Ledger:
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """Append an entry and wait until it is on disk. One process at a time."""
-        own = next((key for key in RESERVED if key in entry), None)
-        if own:
-            raise RunError(f"an entry of the audit log {self.path} has its own {own!r}, which the log writes itself")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with _locked(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, fcntl.LOCK_EX) as handle:

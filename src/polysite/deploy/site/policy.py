@@ -58,7 +58,6 @@ class Intent:
         cases: The fewest cases behind anything that would leave.
         leaves: The ``reply`` of an algorithm. A field whose name ends in ``?`` may be absent, so it is checked only
             when it is in the reply.
-        case_vectors: Numbers of single cases would leave, as in a field of the kind ``cases``.
         case_scores: Scores of single cases would leave.
         studies: Number of new studies within 24 hours, if this is another new one.
         noise: Differential privacy of an assessment.
@@ -69,7 +68,6 @@ class Intent:
     round: int = 0
     cases: int = 0
     leaves: Mapping[str, Kind] = field(default_factory=dict)
-    case_vectors: bool = False
     case_scores: bool = False
     studies: int = 0
     noise: PrivateSums = PrivateSums()
@@ -228,13 +226,7 @@ class SitePolicy:
         return None
 
     def refuse_reply(
-        self,
-        fields: Mapping[str, Kind],
-        cases: int,
-        *,
-        behind: Mapping[str, int] = MappingProxyType({}),
-        case_vectors: bool = False,
-        case_scores: bool = False,
+        self, fields: Mapping[str, Kind], cases: int, *, behind: Mapping[str, int] = MappingProxyType({})
     ) -> str | None:
         """Return why a reply must not leave, or None if it may.
 
@@ -242,11 +234,8 @@ class SitePolicy:
             fields: The fields that are in the reply, and their kinds.
             cases: Number of cases behind the reply.
             behind: Number of cases behind single fields, where it is smaller: the model of a cluster.
-            case_vectors: The reply has numbers of single cases.
-            case_scores: The reply has scores of single cases.
         """
-        intent = Intent("train", "", 0, cases, fields, case_vectors, case_scores)
-        return next(self._leaks(intent, behind), None)
+        return next(self._leaks(Intent("train", cases=cases, leaves=fields), behind), None)
 
     def _objections(self, intent: Intent, now: datetime) -> Iterator[str]:
         if intent.kind not in get_args(RequestKind):
@@ -273,9 +262,8 @@ class SitePolicy:
     def _leaks(self, intent: Intent, behind: Mapping[str, int]) -> Iterator[str]:
         """Yield the reasons against what would leave."""
         vectors = next((name for name, kind in intent.leaves.items() if kind == "cases"), "")
-        if (intent.case_vectors or vectors) and not self.case_vectors:
-            what = f" ({vectors!r})" if vectors else ""
-            yield f"numbers of single cases{what} may not leave: policy.toml says case_vectors = false"
+        if vectors and not self.case_vectors:
+            yield f"numbers of single cases ({vectors!r}) may not leave: policy.toml says case_vectors = false"
         if intent.case_scores and not self.case_scores:
             yield "the scores of single cases may not leave: policy.toml says case_scores = false"
         # a score stands for one case; where scores may leave, so may numbers made of them
