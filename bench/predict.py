@@ -23,7 +23,7 @@ from scipy.ndimage import gaussian_filter
 
 import polysite as ps
 from polysite.data.case import Case
-from polysite.prediction import Options, Predictor
+from polysite.prediction import Predictor
 
 SHAPE, MODALITIES = (240, 240, 155), 4
 
@@ -73,7 +73,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     with tempfile.TemporaryDirectory() as place:
-        predictor = Predictor(run(Path(place), tuple(given.filters), given.window), Options(device="cpu"))
+        predictor = Predictor(run(Path(place), tuple(given.filters), given.window), device="cpu")
     ours, theirs, inside, network = [], [], [], predictor.networks[0].infer
 
     def timed(x: torch.Tensor) -> torch.Tensor:

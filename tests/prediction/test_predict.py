@@ -22,7 +22,7 @@ from polysite.data import images
 from polysite.data.unlabelled import find
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.machine import Memory
-from polysite.prediction import Options, Predictor
+from polysite.prediction import Predictor
 from polysite.prediction import predictor as module
 from polysite.training.predict import mirror_axes
 
@@ -91,7 +91,7 @@ def test_a_scan_needs_neither_labels_nor_the_data_of_the_run(runs, clinic, tmp_p
 
 def test_overlap_mirror_and_batch_are_those_that_were_asked_for(runs, clinic, tmp_path, monkeypatch):
     def shared(**options):
-        return Predictor(runs / "shared", Options(**options))
+        return Predictor(runs / "shared", **options)
 
     plain = shared()
     found = find(clinic, plain.modalities)
@@ -120,7 +120,7 @@ def test_overlap_mirror_and_batch_are_those_that_were_asked_for(runs, clinic, tm
 
 def test_hospitals_have_models_of_their_own(runs):
     x = torch.randn(2, 2, 16, 16, 16, generator=torch.Generator().manual_seed(0))
-    north, east = (Predictor(runs / "own", Options(site=site)).logits(x) for site in ("north", "east"))
+    north, east = (Predictor(runs / "own", site=site).logits(x) for site in ("north", "east"))
     assert not torch.allclose(north, east, atol=1e-5)
 
 

@@ -16,7 +16,7 @@ from polysite.data.phantom import draw, write
 from polysite.data.unlabelled import find
 from polysite.errors import RunError
 from polysite.export.serve import serve_model
-from polysite.prediction.predictor import Options, Predictor
+from polysite.prediction.predictor import Predictor
 from polysite.prediction.routing import GLOBAL, distances, limits, outside, route
 from polysite.report.runs import read
 
@@ -52,7 +52,7 @@ def routes_in(folder):
 
 def test_test_cases_take_the_same_model_as_in_the_run_and_get_the_same_masks(root, tmp_path):
     evaluation, checked = read(root / "run").evaluation, 0
-    predictor = Predictor(root / "run", Options(device="cpu"))
+    predictor = Predictor(root / "run", device="cpu")
     clusters = {(row["site"], row["case"]): row for row in evaluation.clusters}
     assert {row["cluster"] for row in clusters.values()} == {"0", "1"}
     for site in ("east", "north"):

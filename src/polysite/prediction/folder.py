@@ -118,7 +118,7 @@ class PredictionFolder:
             write_sheet(self.path / "preview.png", title, self._pictures, predictor.modalities, labels)
         about: Mapping[str, Any] = {
             "runs": [predictor.served.run],
-            "site": predictor.options.site,
+            "site": predictor.site,
             "labels": predictor.labels,
             "modalities": predictor.modalities,
             "window": predictor.window,

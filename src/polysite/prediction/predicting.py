@@ -16,7 +16,7 @@ from polysite.data.placement import Placement
 from polysite.data.unlabelled import Unlabelled, find
 from polysite.errors import DataError, PolysiteError
 from polysite.prediction.folder import Line, PredictionFolder
-from polysite.prediction.predictor import Options, Predictor
+from polysite.prediction.predictor import Predictor
 from polysite.spreadsheets import Writer
 from polysite.storage import vacant, write_private
 
@@ -68,7 +68,7 @@ def predict(
         watch: Called with the number of scans that are done, a fraction included, that of all, and the current one.
     """
     target = vacant(Path(out), "predictions")
-    predictor = Predictor(run, Options(site, mirror, overlap, batch, device))
+    predictor = Predictor(run, site=site, mirror=mirror, overlap=overlap, batch=batch, device=device)
     found = find(Path(scans), predictor.modalities, predictor.zero, predictor.missing)
     for row in found.rows if not predictor.classifies else ():
         mask_files.format_for(found.source(row), format, predictor.dims)

@@ -1,6 +1,6 @@
 """The predictor: from a prepared scan to masks, by the model of a finished run.
 
-Scans are prepared as in training. Windows are those of validation, except where ``Options`` changes them. A run with
+Scans are prepared as in training. Windows are those of validation, unless other ones are asked for. A run with
 clusters of patients (CFFT) chooses the model of every scan by its radiomic features, as ``routing`` describes.
 """
 
@@ -32,31 +32,6 @@ FLOAT = 4  # bytes of a number
 Step = Callable[[float], None]
 
 
-@dataclass(frozen=True)
-class Options:
-    """How to predict; None is what the run used in validation.
-
-    Args:
-        site: Hospital whose model is used; None where all hospitals share one.
-        mirror: Average over all mirror images of every window: 8 times the time in 3D, 4 times in 2D.
-        overlap: Share of a window that the next one overlaps, 0 to less than 1.
-        batch: Windows per pass; 0 for as many as suit the device and its free memory.
-        device: "auto", "cpu", "cuda" or "cuda:1".
-    """
-
-    site: SiteId | None = None
-    mirror: bool | None = None
-    overlap: float | None = None
-    batch: int = 0
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        if self.overlap is not None and not 0 <= self.overlap < 1:
-            raise ConfigError(f"the overlap {self.overlap} must lie in [0, 1)")
-        if self.batch < 0:
-            raise ConfigError(f"the batch {self.batch} must be a number of windows, or 0 to choose it")
-
-
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """What was predicted for a scan."""
@@ -71,25 +46,43 @@ class Predictor:
 
     Args:
         run: Folder of the finished run.
-        options: How to predict.
+        site: Hospital whose model is used; None where all hospitals share one.
+        mirror: Average over all mirror images of every window: 8 times the time in 3D, 4 times in 2D; None: as in
+            validation.
+        overlap: Share of a window that the next one overlaps, 0 to less than 1; None: as in validation.
+        batch: Windows per pass; 0 for as many as suit the device and its free memory.
+        device: "auto", "cpu", "cuda" or "cuda:1".
     """
 
-    def __init__(self, run: Path | str, options: Options = Options()):
-        self.options = options
-        self.served = _served(run, options.site)
+    def __init__(
+        self,
+        run: Path | str,
+        *,
+        site: SiteId | None = None,
+        mirror: bool | None = None,
+        overlap: float | None = None,
+        batch: int = 0,
+        device: str = "auto",
+    ):
+        if overlap is not None and not 0 <= overlap < 1:
+            raise ConfigError(f"the overlap {overlap} must lie in [0, 1)")
+        if batch < 0:
+            raise ConfigError(f"the batch {batch} must be a number of windows, or 0 to choose it")
+        self.site = site
+        self.served = _served(run, site)
         result = self.served.result
         self.study, self.labels, self.modalities = self.served.study, result.labels, result.modalities
         self.task = tasks.find(result.task, self.study.train.exclusive)
-        self.zero = hidden_modalities(self.study, options.site)
+        self.zero = hidden_modalities(self.study, site)
         self.missing = "missing" in getattr(self.study.data, "allow", ())
         train = self.study.train
         self.window = tuple(train.window or train.patch)
-        self.overlap = train.overlap if options.overlap is None else options.overlap
-        self.mirror = train.mirror if options.mirror is None else options.mirror
-        self.network = self._network()
+        self.overlap = train.overlap if overlap is None else overlap
+        self.mirror = train.mirror if mirror is None else mirror
+        self.network = self._network(device)
         self.device = self.network.device
         self._bytes = self._pass_bytes()
-        self.batch = options.batch or self._batch()
+        self.batch = batch or self._batch()
 
     @property
     def classifies(self) -> bool:
@@ -171,7 +164,7 @@ class Predictor:
         infer = self.network.infer
         return (mirrored(infer) if self.mirror else infer)(x)
 
-    def _network(self) -> Network:
+    def _network(self, device: str) -> Network:
         """Return the network of the run with its parameters, on the device, in evaluation mode."""
         module = self.study.model.build(
             dims=len(self.window),
@@ -179,7 +172,7 @@ class Predictor:
             outputs=self.task.outputs(self.labels),
             seed=self.study.seed,
         )
-        network = Network(module, replace(self.study.train, device=self.options.device, compile=False))
+        network = Network(module, replace(self.study.train, device=device, compile=False))
         network.write(_lifted(self.served.model, network))
         network.module.eval()
         return network
