@@ -154,9 +154,7 @@ def run(
         if resume:
             done = coordinator.resume(resume, link, watch, deadlines=deadlines, wait=wait)
         elif study is not None:
-            done = coordinator.run(
-                study, link, names, out, watch, deadlines=deadlines, assess=assess, wait=wait
-            )
+            done = coordinator.run(study, link, names, out, watch, deadlines=deadlines, assess=assess, wait=wait)
     _publish(done, quiet, as_json)
 
 
