@@ -124,8 +124,8 @@ def test_verdicts_in_plain_words():
         assert said in finding(*given).verdict
     weak, strong = finding(0.9, 0.85, 0.95, found=0), finding(0.5, 0.4, 0.6, found=20, words="embedding")
     assert "(90 %, 95 % interval 70–97 %)" in finding().recognition
-    assert weak.recognition.startswith("The numbers (<b>features) do not identify patients: 0 of 20")
-    assert "(embedding), an attacker removes 50 %" in AttackedNumbers([weak, strong]).summary
+    assert weak.recognition.startswith("The numbers do not identify patients: 0 of 20")
+    assert "on the embedding, removes 50 %" in AttackedNumbers([weak, strong]).summary
     assert AttackedNumbers([finding()]).summary.endswith("not a proof of privacy.")
 
 

@@ -116,9 +116,9 @@ class Finding:
         chance = f"by chance, 1 in {self.gallery} would be matched"
         matched = f"{self.found} of {self.probes} second scans were matched with the first scan of the same patient"
         if not self.recognises:
-            return f"The numbers ({self.words}) do not identify patients: {matched}, among {self.gallery}; {chance}."
+            return f"The numbers do not identify patients: {matched}, among {self.gallery}; {chance}."
         return (
-            f"The numbers ({self.words}) identify patients: {matched}, among {self.gallery} ({100 * self.rate.value:.0f} %, 95 % "
+            f"The numbers identify patients: {matched}, among {self.gallery} ({100 * self.rate.value:.0f} %, 95 % "
             f"interval {100 * self.rate.low:.0f}–{100 * self.rate.high:.0f} %); {chance}."
         )
 
@@ -159,10 +159,22 @@ class AttackedNumbers:
 
     @property
     def summary(self) -> str:
-        """The strongest result of either attack over all kinds of numbers, as sentences."""
+        """The strongest result of each kind, as three sentences."""
         worst = min(self.findings, key=lambda f: f.attack.value if f.leaks else 1 + f.attack.value)
+        first = "From none of these numbers did the attack rebuild scans better than by guessing the average scan."
+        if worst.leaks:
+            first = (
+                f"The strongest attack, on the {worst.words}, removes {percent(1 - worst.attack.value)} of the error "
+                f"that guessing the average scan makes ({worst.attack.words})."
+            )
         known = max(self.findings, key=lambda f: f.rate.value)
-        return f"The strongest results. {worst.verdict} {known.recognition} {self.caution}"
+        again = "None of them matched second scans with their patient more often than by chance."
+        if known.recognises:
+            again = (
+                f"By the {known.words}, {known.found} of {known.probes} second scans were matched with their patient "
+                f"among {known.gallery}."
+            )
+        return f"{first} {again} {self.caution}"
 
     def plain(self) -> dict[str, Any]:
         """Return everything but the slices, as JSON values."""
