@@ -18,7 +18,6 @@ from polysite import config
 from polysite.deploy.coordinator import run as coordinator
 from polysite.deploy.flare.controller import StudyController
 from polysite.deploy.flare.job import CONTROLLER, export
-from polysite.deploy.flare.site_folder import prepare
 from polysite.deploy.flare.wire import FlareWire
 from polysite.engines.rounds import run_rounds
 from polysite.engines.watch import Watch
@@ -54,10 +53,10 @@ def rounds(chosen, params, names: list[str], folder: Path, count: int) -> list[d
         job = export(chosen, folder / "job", sites=names, quorum=len(names), assess=False)
         _replace(job / "app" / "config" / "config_fed_server.json", CONTROLLER)
         _replace(folder / "server" / "local" / "resources.json", CONTROLLER)
-        states = [prepare(folder / name, folder / name / "local", name).state for name in names]
-        with wire.started([["--worker", state, "--compress", chosen.run.compress] for state in states]):
-            federation.submit(job)
-            return wire.stamped(folder, count, "server.txt")
+        for name in names:
+            wire.stand_in(folder / name / "local" / "polysite" / "site.toml", folder / name / "polysite", chosen)
+        federation.submit(job)
+        return wire.stamped(folder, count, "server.txt")
 
 
 def _replace(file: Path, name: str) -> None:

@@ -18,8 +18,8 @@ loopback are counted, too; to avoid that: unshare -rn sh -c 'ip link set lo up &
 """
 
 import argparse
-import json
 import os
+import shlex
 import signal
 import socket
 import ssl
@@ -32,6 +32,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from zipfile import ZipFile
 
 import numpy as np
@@ -59,10 +60,10 @@ def main() -> None:
     options.add_argument("--worker", type=Path, help=argparse.SUPPRESS)  # the processes that this one starts
     options.add_argument("--client", type=Path, help=argparse.SUPPRESS)
     options.add_argument("--to", type=int, nargs=3, help=argparse.SUPPRESS)  # port, bytes down, bytes up
-    given = options.parse_args()
+    given, words = options.parse_known_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of torch wait for each other actively, if others compute
     if given.worker:
-        work(given.worker, given.compress, given.secure)
+        work(given.worker, given.compress, given.secure, int(words[-1]))
     elif given.client:
         fetch(given.client, *given.to)
     elif given.accuracy:
@@ -161,15 +162,15 @@ def exchange(chosen, params, made, folder: Path) -> tuple[list[dict], list[dict]
     ours, bare = [], []
     with ExitStack() as stack:
         link = stack.enter_context(coordinator.listening(made))
-        masked = ["--secure"] if chosen.run.secure.on else []
-        stubs = [["--worker", folder / name, "--compress", chosen.run.compress, *masked] for name in names]
-        workers = stack.enter_context(started(stubs))
+        for name in names:
+            stand_in(folder / name / "site.toml", folder / name, chosen)
         courier = [sys.executable, "-m", "polysite.cli", "site", "run"]
         couriers = stack.enter_context(running([[*courier, folder / n] for n in names], folder / "couriers.log"))
         hospitals = coordinator._roster(link, "wire", chosen, "", names, Deadlines(quorum=len(names)), Watch())
         until(lambda: len(link.online()) == len(names), 120, folder)
         hospitals.gather(60)
         (phase,) = coordinator._phases(chosen, hospitals)
+        workers = [SimpleNamespace(pid=descendants(each.pid)[-1]) for each in couriers]
         Path("/proc/self/clear_refs").write_text("5")  # forget the highest mark of the memory so far
         meter = Meter(workers, couriers)
         for r in run_rounds(phase.algorithm, phase.transport, params, chosen.run, seed=0):
@@ -219,7 +220,16 @@ class Meter:
         return {**server, **{k: sum(cpu(p.pid) for p in v) for k, v in self.others.items()}}
 
 
-def work(folder: Path, compress: str, secure: bool) -> None:
+def stand_in(file: Path, folder: Path, chosen) -> None:
+    """Have a hospital start this file instead of its worker, whose command becomes words behind it."""
+    masked = ["--secure"] if chosen.run.secure.on else []
+    words = [sys.executable, __file__, "--worker", folder, "--compress", chosen.run.compress, *masked, "--"]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = file.read_text() if file.exists() else ""
+    file.write_text(f'worker = "{shlex.join(map(str, words))}"\n{text}')
+
+
+def work(folder: Path, compress: str, secure: bool, handle: int) -> None:
     """In the place of a hospital's worker: decodes, moves every parameter by a number of its own, encodes."""
     from polysite.algorithms.fedavg import FedAvg
     from polysite.deploy.project import SiteConfig
@@ -232,16 +242,13 @@ def work(folder: Path, compress: str, secure: bool) -> None:
     session = None
     site = SiteConfig.load(folder)
     shift = SHIFT * int(site.name.rpartition("-")[2])
-    door = ipc.listen(site.socket)
+    courier = socket.socket(fileno=handle)
     print("ready", flush=True)
-    courier, _ = door.accept()
-    last: tuple = ("",)
     moved: dict = {}
-    while (frame := ipc.receive(courier)) is not None and frame[0].get("courier") != "stop":
-        header, body = frame[0].get("request", {}), frame[1]
-        if "courier" in frame[0]:
-            ipc.send(courier, {"pid": os.getpid(), "config": site.fingerprint, "cases": "no cases"})
-        elif header["kind"] == "hello":
+    kept: dict = {}
+    while (frame := ipc.receive(courier)) is not None:
+        header, body = frame[0]["request"], frame[1]
+        if header["kind"] == "hello":
             ipc.send(courier, {"train": 1, "validation": 0, "test": 0, "seconds": 0.0, "left": "{}"})
         elif header["kind"] == "mask":
             got, step = decode(body), header["step"]
@@ -249,9 +256,6 @@ def work(folder: Path, compress: str, secure: bool) -> None:
             ipc.send(courier, {"seconds": 0.0, "left": "{}"}, encode(answer))
         else:
             began = time.perf_counter()
-            text = json.dumps(header, sort_keys=True)
-            if text == last[0]:
-                raise SystemExit("the same request came twice")
             got = decode(body)
             moved = moved or {k: np.empty_like(x) for k, x in got["model"].items()}
             reply = Payload(model={k: np.add(x, shift, out=moved[k]) for k, x in got["model"].items()}, weight=1)
@@ -260,7 +264,7 @@ def work(folder: Path, compress: str, secure: bool) -> None:
             out = encode(reply)
             if secure:
                 write_private(folder / "reply", bytes(out))
-            last = text, body, out  # as the real one does
+            kept["last"] = body, out  # as the real one does
             ipc.send(courier, {"seconds": time.perf_counter() - began, "left": "{}"}, out)
             del frame, body, got, reply, out
     if "torch" in sys.modules:

@@ -141,7 +141,7 @@ def test_names_of_cases_and_what_is_wrong_with_them_stay_at_the_hospital(tmp_pat
     wire = consortium.Recording(workers(tmp_path))
     go(tmp_path, wanted("fedavg"), wire)
     left = [json.dumps(got) for *_, got, _ in wire.left]
-    broken = replace(wire.workers["a"].site, data={"name": "files", "path": "/nowhere/Jane-Doe"})
+    broken = replace(wire.workers["a"].hospital.site, data={"name": "files", "path": "/nowhere/Jane-Doe"})
 
     class Resident:
         def ask(self, header, body):

@@ -28,7 +28,7 @@ from polysite.foreign import parse_json
 from polysite.storage import private_folder, write_file, write_private
 
 STATE = "polysite"
-OWN = {"device": str, "data": dict, "state": str, "policy": str}  # keys of local/polysite/site.toml
+OWN = {"device": str, "data": dict, "state": str, "policy": str, "worker": str}  # keys of local/polysite/site.toml
 
 
 def prepare(workspace: Path, local: Path, name: str) -> SiteConfig:
@@ -47,6 +47,7 @@ def prepare(workspace: Path, local: Path, name: str) -> SiteConfig:
         policy = state / "policy.toml"
         write_private(policy, TEXT)
     placed = {"name": name, "engine": "flare", "state": str(state), "policy": str(policy.resolve())}
+    placed["worker"] = given.get("worker", "")
     data = dict(given.get("data", {}))
     if isinstance(data.get("path"), str):
         data["path"] = str((own / Path(data["path"]).expanduser()).resolve())
