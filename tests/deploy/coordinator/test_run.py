@@ -160,7 +160,9 @@ def test_compressed_replies_are_what_the_simulator_makes_of_them(how, share, tmp
     chosen = parse(consortium.config_of("fedavg"), {"run.compress": f'"{how}"'})
     deployed = go(tmp_path, chosen, Inside(workers(tmp_path)))
     assert equal_states(trained(chosen), deployed)
-    assert all(s.bytes_up < share * s.bytes_down for s in deployed.folder.records()[0].sites.values())
+    first, model = deployed.folder.records()[0], deployed.result.bytes_down["a"]
+    assert first.bytes_down == dict.fromkeys(NAMES, 2 * model)  # to be trained, and the next one to be scored
+    assert all(up < share * model for up in first.bytes_up.values())
 
 
 def test_a_late_answer_is_dropped_and_listed_and_its_site_asked_again_later(tmp_path):
