@@ -172,8 +172,7 @@ class Study:
             ("algorithm", "algorithms", "ps.FedAvg()"), ("model", "models", "ps.UNet() or ps.Monai('SegResNet')"),
         ):  # fmt: skip
             given = getattr(self, name)
-            lacking = [part for part in CONTRACTS[group] if not hasattr(given, part)]
-            if isinstance(given, type) or lacking or not is_dataclass(given):
+            if isinstance(given, type) or not is_dataclass(given) or _lacking(given, group):
                 what = (
                     f"the class {given.__name__}" if isinstance(given, type) else f"of the type {type(given).__name__}"
                 )
@@ -255,6 +254,11 @@ class Study:
                     f"prepare.{name} = {list(given)} is that of the volume before it is cut: give three numbers, for "
                     "slice, row and column"
                 )
+
+
+def _lacking(given: Any, group: str) -> list[str]:
+    """Return what an object does not have that an algorithm, or a network, must have."""
+    return [part for part in CONTRACTS[group] if not hasattr(given, part)]
 
 
 def _fedavg() -> Algorithm[Any]:
@@ -434,13 +438,18 @@ def dump(study: Study, notes: bool = False) -> str:
     )
     if not notes:
         return text
-    known, at, lines = dict(_notes(study, "")), "", []
+    documented = list(_documented(study, ""))
+    notes_of = {path: note for path, note, _ in documented}
+    unset = [path for path, _, is_unset in documented if is_unset]
+    at, lines = "", list[str]()
     for line in text.splitlines():
-        section = _names(line.strip("[]")) if line.startswith("[") else []
-        at = "".join(f"{name}." for name in section) or at
-        lines += _noted(line, known.get(at + line.partition(" = ")[0], "") if " = " in line else "")
-        for key in _unset(study, section) if section else ():
-            lines += _noted(f"# {key} =", known.get(at + key, ""))
+        if line.startswith("["):
+            at = "".join(f"{name}." for name in _names(line.strip("[]")))
+        key, is_value, _ = line.partition(" = ")
+        lines += _noted(line, notes_of.get(at + key, "") if is_value else "")
+        for path in unset if line.startswith("[") else ():
+            if path.rpartition(".")[0] == at.removesuffix("."):
+                lines += _noted(f"# {path.rpartition('.')[2]} =", notes_of[path])
     return "\n".join(lines) + "\n"
 
 
@@ -504,16 +513,6 @@ def _names(key: str) -> list[str]:
     return names
 
 
-def _unset(study: Study, section: Sequence[str]) -> list[str]:
-    """Return the keys of a section whose value is None."""
-    value: Any = study
-    for name in section:
-        if isinstance(value, tuple):  # phases, which hold only the keys that they change
-            return []
-        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
-    return [f.name for f in fields(value) if getattr(value, f.name) is None] if is_dataclass(value) else []
-
-
 def explain(name: str) -> str:
     """Return the documentation of an algorithm: its equation, what it requires, its hyper-parameters.
 
@@ -537,15 +536,17 @@ def field_docs(kind: type) -> dict[str, str]:
     return {name: " ".join(text.replace("``", "").split()) for name, text in entries}
 
 
-def _notes(value: Any, at: str) -> Iterator[tuple[str, str]]:
-    """Yield the path of every key with its documentation."""
-    if is_dataclass(value):
-        yield from ((f"{at}{key}", note) for key, note in field_docs(type(value)).items())
-        for f in fields(value):
-            yield from _notes(getattr(value, f.name), f"{at}{f.name}.")
-    elif isinstance(value, Mapping):
+def _documented(value: Any, at: str) -> Iterator[tuple[str, str, bool]]:
+    """Yield the path of every key, its documentation, and whether it has no value."""
+    if isinstance(value, Mapping):
         for key, inside in value.items():
-            yield from _notes(inside, f"{at}{key}.")
+            yield from _documented(inside, f"{at}{key}.")
+    elif is_dataclass(value):
+        notes = field_docs(type(value))
+        for f in fields(value):
+            inside = getattr(value, f.name)
+            yield f"{at}{f.name}", notes.get(f.name, ""), inside is None
+            yield from _documented(inside, f"{at}{f.name}.")
 
 
 def presets() -> list[str]:
@@ -726,13 +727,11 @@ def _own(name: str, at: str) -> Any | None:
     found = plugins.find(name, f"{at}.name")
     if found is None:
         return None
-    wanted = CONTRACTS[group]
-    lacking = [part for part in wanted if not hasattr(found, part)]
+    lacking = _lacking(found, group)
     if not isinstance(found, type) or not is_dataclass(found) or lacking:
         why = f"it has no {', '.join(lacking)}" if lacking else "it is none"
-        raise ConfigError(
-            f"{at}.name = {name!r} must be a frozen dataclass with {', '.join(wanted)}, as docs/extend.md says; {why}"
-        )
+        what = f"a frozen dataclass with {', '.join(CONTRACTS[group])}"
+        raise ConfigError(f"{at}.name = {name!r} must be {what}, as docs/extend.md says; {why}")
     return found
 
 
@@ -785,8 +784,8 @@ def _put(given: dict[str, Any], key: str, text: str, default: Any) -> None:
         key += ".name"  # algorithm=fedprox
     *sections, last = _names(key)
     for k, name in enumerate(sections):
-        if isinstance(given.get(name), str) and _choices(".".join(sections[: k + 1])) is not None:
-            given[name] = {"name": given[name]}
+        if name in given:
+            given[name] = _section(".".join(sections[: k + 1]), given[name])
         if key == "federation.name" and isinstance(given.get(name), list):
             given[name] = {}  # another federation instead of the steps
         default = default.get(name) if isinstance(default, Mapping) else getattr(default, name, None)

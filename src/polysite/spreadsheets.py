@@ -7,6 +7,7 @@ are.
 """
 
 import csv
+import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -56,6 +57,19 @@ class Writer:
         """Write several rows."""
         for row in rows:
             self.writerow(row)
+
+
+def csv_text(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
+    """Return a CSV file as text.
+
+    >>> csv_text(["site", "score"], [["north", 0.5]])
+    'site,score\\nnorth,0.5\\n'
+    """
+    text = io.StringIO()
+    writer = Writer(text)
+    writer.writerow(head)
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def write_mappings(file: _Writes, found: Sequence[Mapping[str, Any]], lineterminator: str = "\r\n") -> None:

@@ -314,8 +314,8 @@ def _blocks(trees: Sequence[Tree], origin: Tree | None, centred: bool = False, c
     With ``origin`` they are the differences from it; if ``centred``, then also from the mean of the rows; if
     ``coarse``, in float32 and on the CPU.
     """
-    kind, elements = (np.float32, NARROW) if coarse else (np.float64, BLOCK)
-    memory = np.empty(0, kind)
+    kind, elements = np.dtype(np.float32 if coarse else np.float64), NARROW if coarse else BLOCK
+    memory: NDArray[Any] = np.empty(0, kind)
     for name in trees[0] if trees else ():
         leaves = [t[name].reshape(-1) for t in trees]
         start = None if origin is None else origin[name].reshape(-1)

@@ -39,7 +39,7 @@ from polysite.data.images import KEYED, is_image, suffix, what_is_read
 from polysite.errors import DataError, shown
 from polysite.foreign import parse_json
 from polysite.payload import natural as natural
-from polysite.spreadsheets import Writer, plain_cell
+from polysite.spreadsheets import csv_text, plain_cell
 from polysite.storage import write_file
 
 Labels = Mapping[str, tuple[int, ...]]  # name -> values of the label map
@@ -191,11 +191,7 @@ def write(manifest: Manifest, path: Path) -> None:
     if path.suffix == ".jsonl":
         text = "".join(json.dumps({k: r[k] for k in used if r.get(k)}) + "\n" for r in rows)
     else:
-        out = io.StringIO()
-        table = Writer(out)
-        table.writerow(used)
-        table.writerows([r.get(k, "") for k in used] for r in rows)
-        text = out.getvalue()
+        text = csv_text(used, ([r.get(k, "") for k in used] for r in rows))
     write_file(path, lambda draft: draft.write_text(text, encoding="utf-8"))
 
 
@@ -260,7 +256,7 @@ def _json_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         if line.strip():
             try:
                 cells = parse_json(line)
-            except (ValueError, RecursionError) as problem:
+            except ValueError as problem:
                 raise DataError(f"{path}, line {number}: not a JSON object of a case: {problem}") from problem
             if not isinstance(cells, dict):
                 raise DataError(f"{path}, line {number}: not a JSON object of a case, but {line.strip()[:40]!r}")
