@@ -119,8 +119,7 @@ class Clusters:
         counts = {site: Counter[str]() for site in dict.fromkeys(self.table.sites)}
         for site, cluster in zip(self.table.sites, self.names, strict=True):
             counts[site][str(int(cluster) - 1)] += 1
-        held = {site: {c: float(n) for c, n in own.items()} for site, own in counts.items()}
-        return remarks(held, len(self.mixture.weights), self.fit.agreement)
+        return remarks(counts, len(self.mixture.weights), self.fit.agreement)
 
     @property
     def vectors(self) -> Values:
