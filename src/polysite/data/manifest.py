@@ -17,7 +17,7 @@ box        use only this box of the image: centre and size in millimetres, "x y 
 patient    identifier of a patient with several cases (time points): they stay in one split
 group      tumour grade, scanner: splits can be stratified by it, federations built from it
 split      train, validation or test, if it is fixed
-*others*   a column of images is a modality; an empty cell means not acquired. Other columns are notes
+*others*   a column of images is a modality; an empty cell means not acquired. Other columns are ignored
 =========  ============================================================================================
 
 Files are relative to the manifest. ``scan.nii.gz#2`` is the third channel of a file, ``scan.h5#image`` an array of a
@@ -63,7 +63,6 @@ class Row:
     patient: str = ""  # identifier of a patient with several cases
     group: str = ""
     split: str = ""
-    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -316,7 +315,6 @@ def _row(line: int, cells: Mapping[str, str], modalities: Sequence[str], path: P
             patient=cells.get("patient", ""),
             group=cells.get("group", ""),
             split=cells.get("split", ""),
-            notes={k: v for k, v in cells.items() if k not in COLUMNS and k not in modalities},
         )
     except (DataError, ValueError) as problem:
         raise DataError(f"{path}, line {line}: {problem}") from problem
@@ -341,5 +339,4 @@ def _cells(row: Row, manifest: Manifest, home: Path) -> dict[str, str]:
         "patient": row.patient,
         "group": row.group,
         "split": row.split,
-        **row.notes,
     }
