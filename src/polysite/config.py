@@ -43,7 +43,7 @@ from polysite.training.settings import Train
 
 T = TypeVar("T")
 # what a class from outside of polysite must have
-CONTRACTS = {"algorithms": ("init", "send", "local", "merge", "serve", "reply"), "models": ("build", "task", "divisor")}
+CONTRACTS = {"algorithm": ("init", "send", "local", "merge", "serve", "reply"), "model": ("build", "task", "divisor")}
 MAX_PHASES = 100  # after the first; each is built and checked as a study of its own
 
 
@@ -168,11 +168,9 @@ class Study:
 
     def _check_contracts(self) -> None:
         """Refuse an algorithm or a network that is none, such as a class or a module of torch."""
-        for name, group, like in (
-            ("algorithm", "algorithms", "ps.FedAvg()"), ("model", "models", "ps.UNet() or ps.Monai('SegResNet')"),
-        ):  # fmt: skip
+        for name, like in (("algorithm", "ps.FedAvg()"), ("model", "ps.UNet() or ps.Monai('SegResNet')")):
             given = getattr(self, name)
-            if isinstance(given, type) or not is_dataclass(given) or _lacking(given, group):
+            if isinstance(given, type) or not is_dataclass(given) or _lacking(given, name):
                 what = (
                     f"the class {given.__name__}" if isinstance(given, type) else f"of the type {type(given).__name__}"
                 )
@@ -256,9 +254,9 @@ class Study:
                 )
 
 
-def _lacking(given: Any, group: str) -> list[str]:
+def _lacking(given: Any, section: str) -> list[str]:
     """Return what an object does not have that an algorithm, or a network, must have."""
-    return [part for part in CONTRACTS[group] if not hasattr(given, part)]
+    return [part for part in CONTRACTS[section] if not hasattr(given, part)]
 
 
 def _fedavg() -> Algorithm[Any]:
@@ -620,13 +618,13 @@ def _choices(at: str) -> Mapping[str, Any] | None:
 
 def _name_in(at: str, value: Any) -> str | None:
     """Return the name of the choice that is most like a value."""
-    section = at.partition(".")[0]
+    section = re.split(r"[.\[]", at)[0]
+    if section in CONTRACTS and plugins.is_foreign(value):
+        return plugins.path_of(value)
     if section == "algorithm":
-        return plugins.path_of(value) if plugins.is_foreign(value) else name_of(value)
+        return name_of(value)
     choices = _choices(at) or {}
     same = [n for n, c in choices.items() if (c if isinstance(c, type) else type(c)) is type(value)]
-    if not same and section == "model" and plugins.is_foreign(value):
-        return plugins.path_of(value)
     return max(same, key=lambda n: _likeness(choices[n], value), default=None)
 
 
@@ -639,15 +637,13 @@ def _likeness(choice: Any, value: Any) -> int:
 
 def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
     """Convert a TOML value to the wanted type."""
-    choices = _choices(at)
+    choices, given = _choices(at), _section(at, given)
     if at == "federation" and isinstance(given, list):
         return _steps(given)
     if isinstance(default, Steps) and isinstance(given, Mapping) and "name" not in given:
         _refuse(at, given, "changes one step of several: give all of them, as a list")
     if is_dataclass(given) and (choices is not None or type(given) is kind):
         return given  # from Python
-    if choices is not None and isinstance(given, str):
-        given = {"name": given}
     if choices is not None and isinstance(given, Mapping):
         return _chosen(choices, dict(given), at, default)
     if is_dataclass(kind):
@@ -721,16 +717,14 @@ def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default:
 
 def _own(name: str, at: str) -> Any | None:
     """Return an algorithm or network from outside of polysite, by import path; None if the name is none."""
-    group = {"algorithm": "algorithms", "model": "models"}.get(re.split(r"[.\[]", at)[0])
-    if group is None or at.endswith(".server"):
-        return None
-    found = plugins.find(name, f"{at}.name")
+    section = re.split(r"[.\[]", at)[0]
+    found = None if section not in CONTRACTS or at.endswith(".server") else plugins.find(name, f"{at}.name")
     if found is None:
         return None
-    lacking = _lacking(found, group)
+    lacking = _lacking(found, section)
     if not isinstance(found, type) or not is_dataclass(found) or lacking:
         why = f"it has no {', '.join(lacking)}" if lacking else "it is none"
-        what = f"a frozen dataclass with {', '.join(CONTRACTS[group])}"
+        what = f"a frozen dataclass with {', '.join(CONTRACTS[section])}"
         raise ConfigError(f"{at}.name = {name!r} must be {what}, as docs/extend.md says; {why}")
     return found
 

@@ -22,7 +22,7 @@ interrupted run continues. The folder is written as a whole or not at all.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -177,7 +177,7 @@ def run(
         "seed": study.seed,
         "cases": {site: table.sites.count(site) for site in dict.fromkeys(table.sites)},
         "outlying": {site: len({o.case for o in extremes if o.site == site}) for site in dict.fromkeys(table.sites)},
-        "remarks": [*_remarks(table, label), *_sentences(groups.remarks if groups else ())],
+        "remarks": [*_remarks(table, label), *(f"{r[0].upper()}{r[1:]}." for r in (groups.remarks if groups else ()))],
         "clusters": _plain(groups) if groups else None,
         "versions": versions(),
     }
@@ -391,11 +391,6 @@ def _plain(groups: Clusters) -> dict[str, Any]:
         "restarts": groups.fit.agreement,
         "variability": asdict(groups.variability) if groups.variability else None,
     }
-
-
-def _sentences(remarks: Iterable[str]) -> Iterator[str]:
-    """Yield the remarks as sentences."""
-    return (f"{remark[0].upper()}{remark[1:]}." for remark in remarks)
 
 
 def _cases(count: int) -> str:
