@@ -37,11 +37,11 @@ def test_a_split_and_a_manifest_and_an_evaluation_read_back_equal(tmp_path):
     (tmp_path / "split.csv").write_text(table(Split().apply(cases, 0)))
     assert_no_formula((tmp_path / "split.csv").read_text())
     assert Split(file=str(tmp_path / "split.csv")).apply(cases, 1) == Split().apply(cases, 0)
-    listed = [Row("@site", n, {"t1": "a.nii"}, category="=class", notes={"+note": "-x"}) for n in names]
+    listed = [Row("@site", n, {"t1": "a.nii"}, category="=class") for n in names]
     manifest.write(Manifest(tuple(listed), tmp_path), tmp_path / "m.csv")
     assert_no_formula((tmp_path / "m.csv").read_text())
-    found = [(r.site, r.case, r.category, dict(r.notes)) for r in manifest.read(tmp_path / "m.csv").rows]
-    assert found == [("@site", n, "=class", {"+note": "-x"}) for n in names]
+    found = [(r.site, r.case, r.category) for r in manifest.read(tmp_path / "m.csv").rows]
+    assert found == [("@site", n, "=class") for n in names]
     counts = {"model": "=m", "site": "+s", "label": "@l", "tp": 1, "fp": 2, "fn": 3, "tn": 4}
     _write_csv(tmp_path / "counts.csv", [{**counts, "case": n} for n in NAMES])
     assert read_counts(tmp_path / "counts.csv") == {("=m", "+s", n): {"@l": (1, 2, 3, 4)} for n in NAMES}

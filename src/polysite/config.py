@@ -43,7 +43,7 @@ from polysite.training.settings import Train
 
 T = TypeVar("T")
 # what a class from outside of polysite must have
-CONTRACTS = {"algorithms": ("init", "send", "local", "merge", "serve", "reply"), "models": ("build", "task", "divisor")}
+CONTRACTS = {"algorithm": ("init", "send", "local", "merge", "serve", "reply"), "model": ("build", "task", "divisor")}
 MAX_PHASES = 100  # after the first; each is built and checked as a study of its own
 
 
@@ -168,12 +168,9 @@ class Study:
 
     def _check_contracts(self) -> None:
         """Refuse an algorithm or a network that is none, such as a class or a module of torch."""
-        for name, group, like in (
-            ("algorithm", "algorithms", "ps.FedAvg()"), ("model", "models", "ps.UNet() or ps.Monai('SegResNet')"),
-        ):  # fmt: skip
+        for name, like in (("algorithm", "ps.FedAvg()"), ("model", "ps.UNet() or ps.Monai('SegResNet')")):
             given = getattr(self, name)
-            lacking = [part for part in CONTRACTS[group] if not hasattr(given, part)]
-            if isinstance(given, type) or lacking or not is_dataclass(given):
+            if isinstance(given, type) or not is_dataclass(given) or _lacking(given, name):
                 what = (
                     f"the class {given.__name__}" if isinstance(given, type) else f"of the type {type(given).__name__}"
                 )
@@ -255,6 +252,11 @@ class Study:
                     f"prepare.{name} = {list(given)} is that of the volume before it is cut: give three numbers, for "
                     "slice, row and column"
                 )
+
+
+def _lacking(given: Any, section: str) -> list[str]:
+    """Return what an object does not have that an algorithm, or a network, must have."""
+    return [part for part in CONTRACTS[section] if not hasattr(given, part)]
 
 
 def _fedavg() -> Algorithm[Any]:
@@ -434,13 +436,18 @@ def dump(study: Study, notes: bool = False) -> str:
     )
     if not notes:
         return text
-    known, at, lines = dict(_notes(study, "")), "", []
+    documented = list(_documented(study, ""))
+    notes_of = {path: note for path, note, _ in documented}
+    unset = [path for path, _, is_unset in documented if is_unset]
+    at, lines = "", list[str]()
     for line in text.splitlines():
-        section = _names(line.strip("[]")) if line.startswith("[") else []
-        at = "".join(f"{name}." for name in section) or at
-        lines += _noted(line, known.get(at + line.partition(" = ")[0], "") if " = " in line else "")
-        for key in _unset(study, section) if section else ():
-            lines += _noted(f"# {key} =", known.get(at + key, ""))
+        if line.startswith("["):
+            at = "".join(f"{name}." for name in _names(line.strip("[]")))
+        key, is_value, _ = line.partition(" = ")
+        lines += _noted(line, notes_of.get(at + key, "") if is_value else "")
+        for path in unset if line.startswith("[") else ():
+            if path.rpartition(".")[0] == at.removesuffix("."):
+                lines += _noted(f"# {path.rpartition('.')[2]} =", notes_of[path])
     return "\n".join(lines) + "\n"
 
 
@@ -504,16 +511,6 @@ def _names(key: str) -> list[str]:
     return names
 
 
-def _unset(study: Study, section: Sequence[str]) -> list[str]:
-    """Return the keys of a section whose value is None."""
-    value: Any = study
-    for name in section:
-        if isinstance(value, tuple):  # phases, which hold only the keys that they change
-            return []
-        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
-    return [f.name for f in fields(value) if getattr(value, f.name) is None] if is_dataclass(value) else []
-
-
 def explain(name: str) -> str:
     """Return the documentation of an algorithm: its equation, what it requires, its hyper-parameters.
 
@@ -537,15 +534,17 @@ def field_docs(kind: type) -> dict[str, str]:
     return {name: " ".join(text.replace("``", "").split()) for name, text in entries}
 
 
-def _notes(value: Any, at: str) -> Iterator[tuple[str, str]]:
-    """Yield the path of every key with its documentation."""
-    if is_dataclass(value):
-        yield from ((f"{at}{key}", note) for key, note in field_docs(type(value)).items())
-        for f in fields(value):
-            yield from _notes(getattr(value, f.name), f"{at}{f.name}.")
-    elif isinstance(value, Mapping):
+def _documented(value: Any, at: str) -> Iterator[tuple[str, str, bool]]:
+    """Yield the path of every key, its documentation, and whether it has no value."""
+    if isinstance(value, Mapping):
         for key, inside in value.items():
-            yield from _notes(inside, f"{at}{key}.")
+            yield from _documented(inside, f"{at}{key}.")
+    elif is_dataclass(value):
+        notes = field_docs(type(value))
+        for f in fields(value):
+            inside = getattr(value, f.name)
+            yield f"{at}{f.name}", notes.get(f.name, ""), inside is None
+            yield from _documented(inside, f"{at}{f.name}.")
 
 
 def presets() -> list[str]:
@@ -619,13 +618,13 @@ def _choices(at: str) -> Mapping[str, Any] | None:
 
 def _name_in(at: str, value: Any) -> str | None:
     """Return the name of the choice that is most like a value."""
-    section = at.partition(".")[0]
+    section = re.split(r"[.\[]", at)[0]
+    if section in CONTRACTS and plugins.is_foreign(value):
+        return plugins.path_of(value)
     if section == "algorithm":
-        return plugins.path_of(value) if plugins.is_foreign(value) else name_of(value)
+        return name_of(value)
     choices = _choices(at) or {}
     same = [n for n, c in choices.items() if (c if isinstance(c, type) else type(c)) is type(value)]
-    if not same and section == "model" and plugins.is_foreign(value):
-        return plugins.path_of(value)
     return max(same, key=lambda n: _likeness(choices[n], value), default=None)
 
 
@@ -638,15 +637,13 @@ def _likeness(choice: Any, value: Any) -> int:
 
 def _build(kind: Any, given: Any, at: str, default: Any = None) -> Any:
     """Convert a TOML value to the wanted type."""
-    choices = _choices(at)
+    choices, given = _choices(at), _section(at, given)
     if at == "federation" and isinstance(given, list):
         return _steps(given)
     if isinstance(default, Steps) and isinstance(given, Mapping) and "name" not in given:
         _refuse(at, given, "changes one step of several: give all of them, as a list")
     if is_dataclass(given) and (choices is not None or type(given) is kind):
         return given  # from Python
-    if choices is not None and isinstance(given, str):
-        given = {"name": given}
     if choices is not None and isinstance(given, Mapping):
         return _chosen(choices, dict(given), at, default)
     if is_dataclass(kind):
@@ -720,19 +717,15 @@ def _chosen(choices: Mapping[str, Any], given: dict[str, Any], at: str, default:
 
 def _own(name: str, at: str) -> Any | None:
     """Return an algorithm or network from outside of polysite, by import path; None if the name is none."""
-    group = {"algorithm": "algorithms", "model": "models"}.get(re.split(r"[.\[]", at)[0])
-    if group is None or at.endswith(".server"):
-        return None
-    found = plugins.find(name, f"{at}.name")
+    section = re.split(r"[.\[]", at)[0]
+    found = None if section not in CONTRACTS or at.endswith(".server") else plugins.find(name, f"{at}.name")
     if found is None:
         return None
-    wanted = CONTRACTS[group]
-    lacking = [part for part in wanted if not hasattr(found, part)]
+    lacking = _lacking(found, section)
     if not isinstance(found, type) or not is_dataclass(found) or lacking:
         why = f"it has no {', '.join(lacking)}" if lacking else "it is none"
-        raise ConfigError(
-            f"{at}.name = {name!r} must be a frozen dataclass with {', '.join(wanted)}, as docs/extend.md says; {why}"
-        )
+        what = f"a frozen dataclass with {', '.join(CONTRACTS[section])}"
+        raise ConfigError(f"{at}.name = {name!r} must be {what}, as docs/extend.md says; {why}")
     return found
 
 
@@ -785,8 +778,8 @@ def _put(given: dict[str, Any], key: str, text: str, default: Any) -> None:
         key += ".name"  # algorithm=fedprox
     *sections, last = _names(key)
     for k, name in enumerate(sections):
-        if isinstance(given.get(name), str) and _choices(".".join(sections[: k + 1])) is not None:
-            given[name] = {"name": given[name]}
+        if name in given:
+            given[name] = _section(".".join(sections[: k + 1]), given[name])
         if key == "federation.name" and isinstance(given.get(name), list):
             given[name] = {}  # another federation instead of the steps
         default = default.get(name) if isinstance(default, Mapping) else getattr(default, name, None)

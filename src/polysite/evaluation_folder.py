@@ -19,6 +19,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass, field
 from math import prod
 from pathlib import Path
 from statistics import fmean
@@ -39,7 +40,7 @@ from polysite.engines.run_folder import versions
 from polysite.payload import SiteId
 from polysite.report.orientation import axes_of
 from polysite.site import Cases, Examined
-from polysite.spreadsheets import write_mappings
+from polysite.spreadsheets import mappings_text
 from polysite.storage import draft_folder
 
 Row = dict[str, Any]
@@ -72,6 +73,7 @@ class ExaminedSite(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class EvaluationFolder(ExitStack):
     """Writer of an evaluation folder. As a context manager it leaves the whole folder, or none after an error.
 
@@ -81,31 +83,28 @@ class EvaluationFolder(ExitStack):
         split: The split that is examined.
         trained: Names of the sites that trained.
         clusters: Clusters of cases by which models are chosen, if any.
-        dealt: Cases of every site; None where the images are elsewhere.
-        sites: The sites themselves; None where the images are elsewhere.
+        dealt: Cases of every site; none where the images are elsewhere.
+        sites: The sites themselves; none where the images are elsewhere.
         tolerance: Distance of surfaces that still agree, in the unit of the voxels.
         pictures: Keep predictions and scans to look at.
         data: Path of the data, where they are not those of the run.
     """
 
-    def __init__(
-        self,
-        target: Path,
-        study: Study,
-        split: str,
-        trained: Sequence[SiteId],
-        clusters: CaseClusters | None = None,
-        *,
-        dealt: Mapping[SiteId, SiteSplit] | None = None,
-        sites: Mapping[SiteId, ExaminedSite] | None = None,
-        tolerance: float = 1.0,
-        pictures: bool = True,
-        data: str = "",
-    ):
+    target: Path
+    study: Study
+    split: str
+    trained: Sequence[SiteId]
+    clusters: CaseClusters | None = None
+    _: KW_ONLY
+    dealt: Mapping[SiteId, SiteSplit] = field(default_factory=dict)
+    sites: Mapping[SiteId, ExaminedSite] = field(default_factory=dict)
+    tolerance: float = 1.0
+    pictures: bool = True
+    data: str = ""
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.target, self.study, self.split, self.trained = target, study, split, list(trained)
-        self.clusters, self.dealt, self.sites, self.tolerance = clusters, dealt or {}, sites or {}, tolerance
-        self.pictures, self.data = pictures and bool(sites), data
+        self.pictures = self.pictures and bool(self.sites)
         self._rows: list[Row] = []
         self._counts: list[Row] = []
         self._units: set[str] = set()
@@ -149,7 +148,7 @@ class EvaluationFolder(ExitStack):
             "voxel": {
                 s: {c: prod(self.sites[s].grids[c][0]) for c in sorted(cases[s])} for s in cases if s in self.sites
             },
-            "trained": self.trained,
+            "trained": list(self.trained),
             "tolerance": self.tolerance,
             "unit": self._units.pop() if len(self._units) == 1 else "",
             "labels": self.study.data.label_names,
@@ -225,5 +224,4 @@ def _add(archive: ZipFile, name: str, array: np.ndarray) -> None:
 
 
 def _write_csv(path: Path, rows: Sequence[Row]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        write_mappings(file, rows)
+    path.write_text(mappings_text(rows, "\r\n"), encoding="utf-8", newline="")

@@ -20,11 +20,10 @@ Features are cached under a digest of the files, the preparation and the setting
 interrupted run continues. The folder is written as a whole or not at all.
 """
 
-import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ from polysite.radiomics import outliers as far
 from polysite.radiomics.outliers import MIN_CASES
 from polysite.report import clusters as clusters_page
 from polysite.report.grid import Grid, Line, name, number
-from polysite.spreadsheets import Writer
+from polysite.spreadsheets import csv_text
 from polysite.storage import draft_folder, vacant
 from polysite.study import deal_cases
 from polysite.study.cases import in_parallel
@@ -120,8 +119,7 @@ class Clusters:
         counts = {site: Counter[str]() for site in dict.fromkeys(self.table.sites)}
         for site, cluster in zip(self.table.sites, self.names, strict=True):
             counts[site][str(int(cluster) - 1)] += 1
-        held = {site: {c: float(n) for c, n in own.items()} for site, own in counts.items()}
-        return remarks(held, len(self.mixture.weights), self.fit.agreement)
+        return remarks(counts, len(self.mixture.weights), self.fit.agreement)
 
     @property
     def vectors(self) -> Values:
@@ -179,7 +177,7 @@ def run(
         "seed": study.seed,
         "cases": {site: table.sites.count(site) for site in dict.fromkeys(table.sites)},
         "outlying": {site: len({o.case for o in extremes if o.site == site}) for site in dict.fromkeys(table.sites)},
-        "remarks": [*_remarks(table, label), *_sentences(groups.remarks if groups else ())],
+        "remarks": [*_remarks(table, label), *(f"{r[0].upper()}{r[1:]}." for r in (groups.remarks if groups else ()))],
         "clusters": _plain(groups) if groups else None,
         "versions": versions(),
     }
@@ -351,16 +349,19 @@ def _publish(draft: Path, done: Extracted) -> None:
     table = done.table
     head = ["site", "case", *table.columns]
     rows = [[s, c, *map(_cell, v)] for s, c, v in zip(table.sites, table.cases, table.values.tolist(), strict=True)]
-    _write(draft / "features.csv", head, rows)
-    titles = ["site", "case", "feature", "value", "low", "high", "times", "above"]
-    _write(draft / "outliers.csv", titles, [list(asdict(o).values()) for o in done.outliers])
+    (draft / "features.csv").write_text(csv_text(head, rows), encoding="utf-8")
+    _write_outliers(draft, done.outliers)
     for site in dict.fromkeys(table.sites):
-        own = draft / "sites" / file_name(site)
-        own.mkdir(parents=True)
-        _write(own / "outliers.csv", titles, [list(asdict(o).values()) for o in done.outliers if o.site == site])
+        _write_outliers(draft / "sites" / file_name(site), [o for o in done.outliers if o.site == site])
     if done.clusters:
         _publish_clusters(draft, done, done.clusters)
     (draft / "radiomics.json").write_text(json.dumps(done.about, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_outliers(folder: Path, found: Iterable[Outlier]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = csv_text([f.name for f in fields(Outlier)], (astuple(outlier) for outlier in found))
+    (folder / "outliers.csv").write_text(text, encoding="utf-8")
 
 
 def _publish_clusters(draft: Path, done: Extracted, groups: Clusters) -> None:
@@ -368,7 +369,8 @@ def _publish_clusters(draft: Path, done: Extracted, groups: Clusters) -> None:
     sure = groups.mixture.probabilities(groups.vectors).max(1)
     plane = np.hstack([shown.points, np.zeros((len(some.cases), 1))])[:, :2]  # there may be only one component
     each = zip(some.sites, some.cases, groups.names, sure.tolist(), *plane.T.tolist(), strict=True)
-    _write(draft / "clusters.csv", ["site", "case", "cluster", "probability", "pc1", "pc2"], each)
+    text = csv_text(["site", "case", "cluster", "probability", "pc1", "pc2"], each)
+    (draft / "clusters.csv").write_text(text, encoding="utf-8")
     np.savez(draft / "mixture.npz", **groups.mixture.arrays())  # type: ignore[arg-type]
     for grid in (clusters_page.by_site(shown), clusters_page.by_label(shown)):
         (draft / f"{grid.name}.csv").write_text(grid.csv(), encoding="utf-8")
@@ -391,22 +393,9 @@ def _plain(groups: Clusters) -> dict[str, Any]:
     }
 
 
-def _sentences(remarks: Iterable[str]) -> Iterator[str]:
-    """Yield the remarks as sentences."""
-    return (f"{remark[0].upper()}{remark[1:]}." for remark in remarks)
-
-
 def _cases(count: int) -> str:
     return f"{count} case{'s' * (count != 1)}"
 
 
 def _cell(value: float) -> str:
     return "" if np.isnan(value) else repr(value)
-
-
-def _write(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    text = io.StringIO()
-    writer = Writer(text)
-    writer.writerow(head)
-    writer.writerows(rows)
-    path.write_text(text.getvalue(), encoding="utf-8")

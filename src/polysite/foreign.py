@@ -132,10 +132,9 @@ def _is_shallow(text: str) -> bool:
     """Whether no bracket and no dotted key of a TOML text is deeper than ``MAX_DEPTH``, in one pass over the text."""
     depth = dots = 0
     for token in TOKEN.finditer(text):
-        kind = token.lastgroup
-        if kind != "other":
-            if kind == "comment":
-                dots = 0
+        if token.lastgroup == "comment":
+            dots = 0
+        if token.lastgroup != "other":
             continue
         sign = token[0]
         if sign == ".":

@@ -7,16 +7,13 @@ are.
 """
 
 import csv
+import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 FORMULA = re.compile(r"'*[=+\-@\t\r].", re.DOTALL)
 SHIELDED = re.compile(r"'+[=+\-@\t\r].", re.DOTALL)
-
-
-class _Writes(Protocol):
-    def write(self, text: str, /) -> Any: ...
 
 
 def shielded(cell: Any) -> Any:
@@ -37,36 +34,26 @@ def plain_cell(text: str) -> str:
     return text[1:] if SHIELDED.match(text) else text
 
 
-class Writer:
-    """Writer of a CSV file whose cells are no formulas.
+def csv_text(head: Iterable[Any], rows: Iterable[Iterable[Any]], end: str = "\n") -> str:
+    """Return a CSV file as text; its cells are no formulas, and ``end`` is the end of every line.
 
-    Args:
-        file: A file or a buffer of text.
-        lineterminator: End of every line.
+    >>> csv_text(["site", "score"], [["north", 0.5]])
+    'site,score\\nnorth,0.5\\n'
     """
-
-    def __init__(self, file: _Writes, lineterminator: str = "\n"):
-        self._rows = csv.writer(file, lineterminator=lineterminator)
-
-    def writerow(self, row: Iterable[Any]) -> None:
-        """Write one row."""
-        self._rows.writerow([shielded(cell) for cell in row])
-
-    def writerows(self, rows: Iterable[Iterable[Any]]) -> None:
-        """Write several rows."""
-        for row in rows:
-            self.writerow(row)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator=end)
+    for row in (head, *rows):
+        writer.writerow([shielded(cell) for cell in row])
+    return text.getvalue()
 
 
-def write_mappings(file: _Writes, found: Sequence[Mapping[str, Any]], lineterminator: str = "\r\n") -> None:
-    """Write mappings with the same keys as rows, below a row of the keys."""
-    writer = Writer(file, lineterminator)
-    writer.writerow(found[0])
-    writer.writerows([row.get(key, "") for key in found[0]] for row in found)
+def mappings_text(found: Sequence[Mapping[str, Any]], end: str = "\n") -> str:
+    """Return mappings with the same keys as the rows of a CSV file, below a row of the keys."""
+    return csv_text(found[0], ([row.get(key, "") for key in found[0]] for row in found), end)
 
 
 def rows(lines: Iterable[str], delimiter: str = ",") -> Iterator[dict[str, str]]:
-    """Yield the rows of a CSV file by the names of its columns, without the apostrophes of ``Writer``.
+    """Yield the rows of a CSV file by the names of its columns, without the apostrophes of ``csv_text``.
 
     A row that is too short has None in the missing columns, and the cells of one that is too long are below None, as in
     ``csv.DictReader``.

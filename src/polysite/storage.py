@@ -57,11 +57,9 @@ def write_file(path: Path, fill: Callable[[Path], Any], *, sync: bool = True) ->
         if sync:
             _sync(path.parent)
     except OSError as problem:
-        draft.unlink(missing_ok=True)
         raise RunError(f"{path} could not be written: {problem}; what was there before is untouched") from problem
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    finally:
+        draft.unlink(missing_ok=True)  # of a file that was not finished
 
 
 def write_private(path: Path, content: Buffer | str, *, sync: bool = True) -> None:

@@ -94,21 +94,7 @@ def mean(trees: Iterable[Tree], weights: Iterable[float] | None = None) -> Tree:
         shapes = {tuple(t[name].shape) for t in trees if t.keys() == trees[0].keys()}
         if len(shapes) != 1:
             raise ValueError(f"a mean needs trees of the same names and shapes; {name!r} has {sorted(shapes)}")
-    if all(hasattr(x, "add_") for x in trees[0].values()):
-        return map(lambda *leaves: _mean_of_tensors(leaves, shares), *trees)
-    return _mean_of_arrays(trees, shares)
-
-
-def _mean_of_tensors(leaves: tuple[Any, ...], shares: list[float]) -> Any:
-    """Sum share * leaf slice by slice: every leaf is read once, and the running sum stays in the CPU's cache."""
-    out = empty_like(leaves[0])
-    flat, columns = out.reshape(-1), [x.reshape(-1) for x in leaves]
-    step = len(flat) if getattr(out, "is_cuda", False) else TENSOR_SLICE
-    for start in range(0, len(flat), max(step, 1)):
-        piece = flat[start : start + step].zero_()
-        for x, share in zip(columns, shares, strict=True):
-            piece.add_(x[start : start + step], alpha=share)  # multiplies and adds in one pass, with all threads
-    return out
+    return _add_shares(_room_for_sum(trees[0]), trees, shares, fresh=True)
 
 
 def empty_like(x: Any) -> Any:
@@ -129,37 +115,6 @@ def used_again_like(x: Any) -> Any:
     return _like(x, np.frombuffer(room(like.nbytes), like.dtype).reshape(like.shape))
 
 
-def _mean_of_arrays(trees: list[Tree], shares: list[float]) -> Tree:
-    """Do the same for arrays. NumPy uses one core and needs a buffer for each product, so threads share the work."""
-    out = {k: np.empty(np.shape(x), np.result_type(x, 1.0)) for k, x in trees[0].items()}
-    jobs = [
-        (total, leaves, slice(start, start + ARRAY_SLICE))
-        for total, leaves in ((out[k].reshape(-1), [t[k].reshape(-1) for t in trees]) for k in out)
-        for start in range(0, len(total), ARRAY_SLICE)
-    ]
-
-    def work(assigned: list[tuple[Any, list[Any], slice]]) -> None:
-        buffers: dict[Any, Any] = {}  # by dtype
-        for total, leaves, here in assigned:
-            piece = total[here]
-            if piece.dtype not in buffers:
-                buffers[piece.dtype] = np.empty(ARRAY_SLICE, piece.dtype)
-            product = buffers[piece.dtype][: len(piece)]
-            np.multiply(leaves[0][here], shares[0], out=piece)
-            for x, share in zip(leaves[1:], shares[1:], strict=True):
-                np.multiply(x[here], share, out=product)
-                np.add(piece, product, out=piece)
-
-    small = sum(len(x.reshape(-1)) for x in out.values()) < ARRAY_SLICE  # starting threads would take longer
-    threads = 1 if small else min(len(jobs), machine.cores(), 8)
-    if threads < 2:
-        work(jobs)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, (jobs[i::threads] for i in range(threads))))
-    return out
-
-
 def add_share(total: Tree | None, a: Tree, share: float) -> Tree:
     """Return total + share * a in the memory of ``total``; None is the start of a sum.
 
@@ -168,33 +123,74 @@ def add_share(total: Tree | None, a: Tree, share: float) -> Tree:
     >>> add_share(add_share(None, {"w": np.array([1.0, 2.0])}, 0.75), {"w": np.array([3.0, 6.0])}, 0.25)["w"]
     array([1.5, 3. ])
     """
-    if all(hasattr(x, "add_") for x in a.values()):
-        fresh = total is None
-        total = map(empty_like, a) if total is None else total
-        map(lambda t, x: _add_tensor(t, x, share, fresh), total, a)
+    return _add_shares(_room_for_sum(a) if total is None else total, [a], [share], fresh=total is None)
+
+
+def _room_for_sum(a: Tree) -> Tree:
+    """Allocate a tree like ``a`` that can hold fractions."""
+    if _are_tensors(a):
+        return map(empty_like, a)
+    return map(lambda x: np.empty(np.shape(x), np.result_type(x, 1.0)), a)
+
+
+def _are_tensors(a: Tree) -> bool:
+    return all(hasattr(x, "add_") for x in a.values())
+
+
+def _add_shares(total: Tree, trees: Sequence[Tree], shares: Sequence[float], fresh: bool) -> Tree:
+    """Add share * tree to ``total`` for all trees, in order; what ``total`` holds counts as zero if it is ``fresh``."""
+    flat = map(lambda out, *leaves: (out.reshape(-1), [x.reshape(-1) for x in leaves]), total, *trees)
+    if not _are_tensors(trees[0]):
+        _add_arrays(list(flat.values()), shares, fresh)
         return total
-    if total is None:
-        return map(lambda x: np.multiply(x, share, out=np.empty(np.shape(x), np.result_type(x, 1.0))), a)
-    map(lambda t, x: _add_array(t, x, share), total, a)
+    for out, leaves in flat.values():
+        _add_tensors(out, leaves, shares, fresh)
     return total
 
 
-def _add_tensor(total: Any, x: Any, share: float, fresh: bool) -> None:
-    """Add share * x, in the slices of ``_mean_of_tensors``: the end of a slice may be rounded differently."""
-    flat, x = total.reshape(-1), x.reshape(-1)
-    step = max(len(flat) if getattr(total, "is_cuda", False) else TENSOR_SLICE, 1)
-    for start in range(0, len(flat), step):
-        piece = flat[start : start + step]
-        (piece.zero_() if fresh else piece).add_(x[start : start + step], alpha=share)
+def _add_tensors(out: Any, leaves: Sequence[Any], shares: Sequence[float], fresh: bool) -> None:
+    """Add slice by slice: every leaf is read once, and the running sum stays in the CPU's cache.
+
+    The end of a slice may be rounded differently, so all sums have the same slices.
+    """
+    step = len(out) if getattr(out, "is_cuda", False) else TENSOR_SLICE
+    for start in range(0, len(out), max(step, 1)):
+        piece = out[start : start + step]
+        if fresh:
+            piece.zero_()
+        for x, share in zip(leaves, shares, strict=True):
+            piece.add_(x[start : start + step], alpha=share)  # multiplies and adds in one pass, with all threads
 
 
-def _add_array(total: Any, x: Any, share: float) -> None:
-    flat, x = total.reshape(-1), x.reshape(-1)
-    product = np.empty(min(ARRAY_SLICE, len(flat)), total.dtype)
-    for start in range(0, len(flat), ARRAY_SLICE):
-        piece = flat[start : start + ARRAY_SLICE]
-        np.multiply(x[start : start + ARRAY_SLICE], share, out=product[: len(piece)])
-        np.add(piece, product[: len(piece)], out=piece)
+def _add_arrays(sums: Sequence[tuple[Any, list[Any]]], shares: Sequence[float], fresh: bool) -> None:
+    """Do the same for arrays. NumPy uses one core and needs a buffer for each product, so threads share the work."""
+    jobs = [
+        (out, leaves, slice(start, start + ARRAY_SLICE))
+        for out, leaves in sums
+        for start in range(0, len(out), ARRAY_SLICE)
+    ]
+
+    def work(assigned: list[tuple[Any, list[Any], slice]]) -> None:
+        buffers: dict[Any, Any] = {}  # by dtype
+        for out, leaves, here in assigned:
+            piece = out[here]
+            if piece.dtype not in buffers:
+                buffers[piece.dtype] = np.empty(ARRAY_SLICE, piece.dtype)
+            product = buffers[piece.dtype][: len(piece)]
+            for k, (x, share) in enumerate(zip(leaves, shares, strict=True)):
+                if fresh and k == 0:
+                    np.multiply(x[here], share, out=piece)
+                else:
+                    np.multiply(x[here], share, out=product)
+                    np.add(piece, product, out=piece)
+
+    small = sum(len(out) for out, _ in sums) < ARRAY_SLICE  # starting threads would take longer
+    threads = 1 if small else min(len(jobs), machine.cores(), 8)
+    if threads < 2:
+        work(jobs)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, (jobs[i::threads] for i in range(threads))))
 
 
 def gram(trees: Sequence[Tree], origin: Tree | None = None, coarse: bool = False) -> NDArray[np.float64]:
@@ -208,8 +204,7 @@ def gram(trees: Sequence[Tree], origin: Tree | None = None, coarse: bool = False
     [[5.0, 2.0], [2.0, 1.0]]
     """
     fast = coarse and origin is not None and _are_many(trees) and _in_float32(trees[0])
-    blocks = _differences(trees, origin) if fast and origin is not None else _blocks(trees, origin)
-    found = _products(blocks, len(trees))
+    found = _products(_blocks(trees, origin, coarse=fast), len(trees))
     if fast and not np.isfinite(found).all():  # too large for float32
         return gram(trees, origin)
     return found
@@ -227,7 +222,7 @@ def squared_distances(trees: Sequence[Tree], exact: bool = False) -> NDArray[np.
     [[0.0, 2.0], [2.0, 0.0]]
     """
     coarse = not exact and _are_many(trees) and _in_float32(trees[0])
-    blocks = _differences(trees, trees[0]) if coarse else _blocks(trees, trees[0] if trees else None, centred=True)
+    blocks = _blocks(trees, trees[0] if trees else None, centred=not coarse, coarse=coarse)
     products = _products(blocks, len(trees))  # equal trees stay equal
     if coarse and not np.isfinite(products).all():  # too large for float32
         return squared_distances(trees, exact=True)
@@ -313,30 +308,34 @@ def _empty_rows(x: Any, count: int) -> Any:
     return np.frombuffer(room(count * x.nbytes), x.dtype).reshape(count, -1)  # of earlier rounds, if there is some
 
 
-def _blocks(trees: Sequence[Tree], origin: Tree | None, centred: bool = False) -> Iterator[Any]:
+def _blocks(trees: Sequence[Tree], origin: Tree | None, centred: bool = False, coarse: bool = False) -> Iterator[Any]:
     """Yield the leaves of all trees as rows of float64 matrices, each valid until the next one is asked for.
 
-    With ``origin`` they are the differences from it; if ``centred``, then also from the mean of the rows.
+    With ``origin`` they are the differences from it; if ``centred``, then also from the mean of the rows; if
+    ``coarse``, in float32 and on the CPU.
     """
-    memory = np.empty(0)
+    kind, elements = np.dtype(np.float32 if coarse else np.float64), NARROW if coarse else BLOCK
+    memory: NDArray[Any] = np.empty(0, kind)
     for name in trees[0] if trees else ():
         leaves = [t[name].reshape(-1) for t in trees]
         start = None if origin is None else origin[name].reshape(-1)
         on_gpu = getattr(leaves[0], "is_cuda", False)
-        arrays = [] if on_gpu else [np.asarray(x) for x in leaves]
-        for here in _slices(len(leaves[0]), len(trees)):
+        if not on_gpu:
+            leaves, start = [np.asarray(x) for x in leaves], None if start is None else np.asarray(start)
+        for here in _slices(len(leaves[0]), len(trees), elements):
             if on_gpu:
                 rows = stacked([x[here] for x in leaves]).double()
                 rows = rows if start is None else rows - start[here].double()
                 yield rows - rows.mean(0) if centred else rows
                 continue
             size = len(trees) * (here.stop - here.start)
-            memory = memory if memory.size >= size else np.empty(size)
+            memory = memory if memory.size >= size else np.empty(size, kind)
             block = memory[:size].reshape(len(trees), -1)
-            for row, x in zip(block, arrays, strict=True):
-                row[:] = x[here]
-            if start is not None:
-                block -= np.asarray(start[here])
+            for row, x in zip(block, leaves, strict=True):
+                if start is None:
+                    row[:] = x[here]
+                else:
+                    np.subtract(x[here], start[here], out=row, dtype=kind)
             if centred:
                 block -= block.mean(0)
             yield block
@@ -349,21 +348,6 @@ def _are_many(trees: Sequence[Tree]) -> bool:
 
 def _in_float32(a: Tree) -> bool:
     return all(np.asarray(x).dtype == np.float32 for x in a.values())
-
-
-def _differences(trees: Sequence[Tree], origin: Tree) -> Iterator[NDArray[np.float32]]:
-    """Yield the differences of all trees from ``origin``, as rows of float32, each valid until the next one is asked
-    for."""
-    memory = np.empty(0, np.float32)
-    for name in trees[0]:
-        leaves = [np.asarray(t[name]).reshape(-1) for t in trees]
-        for here in _slices(len(leaves[0]), len(trees), NARROW):
-            size = len(trees) * (here.stop - here.start)
-            memory = memory if memory.size >= size else np.empty(size, np.float32)
-            block, start = memory[:size].reshape(len(trees), -1), np.asarray(origin[name]).reshape(-1)[here]
-            for row, x in zip(block, leaves, strict=True):
-                np.subtract(x[here], start, out=row)
-            yield block
 
 
 def _slices(length: int, trees: int, elements: int = BLOCK) -> Iterator[slice]:

@@ -30,7 +30,7 @@ def files(folder, *lines, **settings):
 def test_what_is_written_is_read_back(tmp_path, name):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     images, labels = {"t1": "n/t1.nii.gz", "t2": ""}, {"WT": (1, 2, 4), "ET": (4,)}
-    north = Row("north", "1", images, "n/seg.nii.gz", labels, group="HGG", notes={"age": "54"})
+    north = Row("north", "1", images, "n/seg.nii.gz", labels, group="HGG")
     south = Row("south", "1", {"t1": "n/t1.nii.gz", "t2": "n/t2.nii.gz#1"}, "n/seg.nii.gz", labels, split="test")
     listed = Manifest((north, south), tmp_path)
     manifest.write(listed, tmp_path / name)
@@ -41,7 +41,7 @@ def test_what_is_written_is_read_back(tmp_path, name):
             assert getattr(mine, field) == getattr(theirs, field)
         files = zip((*mine.images.values(), mine.label), (*theirs.images.values(), theirs.label), strict=True)
         assert all((listed.file(a) == back.file(b)) if a else not b for a, b in files)
-    assert back.rows[0].notes["age"] == "54" and back.rows[0].images["t2"] == ""
+    assert back.rows[0].images["t2"] == ""
 
 
 def test_a_table_from_a_spreadsheet_and_lists_in_json_lines_are_read(tmp_path):
@@ -49,7 +49,7 @@ def test_a_table_from_a_spreadsheet_and_lists_in_json_lines_are_read(tmp_path):
     (tmp_path / "m.csv").write_bytes(text.encode())
     found = manifest.read(tmp_path / "m.csv")
     assert found.task == "classification" and found.label_names == ("nodule", "other") and found.modalities == ("ct",)
-    assert found.rows[0].box == (1, 2, 3, 50, 50, 50) and found.rows[0].notes == {"age": "54"} and not found.rows[1].box
+    assert found.rows[0].box == (1, 2, 3, 50, 50, 50) and not found.rows[1].box
     row = {"site": "A", "case": 7, "t1": "a.nii", "label": "s.nii", "labels": {"x": 1, "y": [2, 3]}, "group": None}
     (tmp_path / "m.jsonl").write_text(json.dumps(row))
     (found,) = manifest.read(tmp_path / "m.jsonl").rows

@@ -42,7 +42,7 @@ def test_volumes_of_one_spacing_are_left_as_they_are_and_patches_fit_the_images(
     # a large picture is not validated in small windows
     plan = make_plan([PHOTO])
     assert plan.values["train.patch"] == (256, 256) and "train.window" not in plan.values  # that of the patch
-    assert plan.validation == pytest.approx(0.2 * 49 / (0.6 * 5 * 3)) and plan.values["run.validate_every"] == 3
+    assert plan.values["run.validate_every"] == 3  # a validation takes 0.2 * 49 / (0.6 * 5 * 3) rounds
     small = make_plan([replace(PHOTO, shape=(70, 50), turned_shape=(70, 50))]).values
     assert small["train.patch"] == (72, 56) and small["train.batch"] == 12
 

@@ -120,13 +120,13 @@ class Report:
         """Return the median volume of a label, or the number of cases of a class, as text."""
         if self.task == "classification":
             return str(sum(f.category == label for f in findings) or "")
-        voxels = [f.voxels[label] for f in findings if label in f.voxels]
-        millilitres = [f.voxels[label] * prod(f.spacing) / 1000 for f in findings if label in f.voxels]
-        if not voxels:
+        labelled = [f for f in findings if label in f.voxels]
+        if not labelled:
             return ""
         if all(f.unit == "mm" and len(f.shape) == 3 for f in findings):
-            return f"{median(millilitres):.3g} ml"
-        return f"{median(voxels):.0f} {'pixels' if len(findings[0].shape) == 2 else 'voxels'}"
+            return f"{median(f.voxels[label] * prod(f.spacing) / 1000 for f in labelled):.3g} ml"
+        unit = "pixels" if len(findings[0].shape) == 2 else "voxels"
+        return f"{median(f.voxels[label] for f in labelled):.0f} {unit}"
 
     def plain(self) -> dict[str, Any]:
         """Return the report as values for JSON."""
@@ -164,19 +164,17 @@ def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) ->
 
     opened: dict[Path, Image] = {}
     images: dict[str, Image] = {}
-    for name, cell in [*row.images.items(), *([("label", row.label)] if row.label else [])]:
-        if cell:
-            try:
-                found = (
-                    truth_of(listed, row, opened)
-                    if name == "label"
-                    else channel(listed, cell, opened, bool(row.box), row.spacing)
-                )
-                images[name] = boxed(found, row)
-            except DataError as problem:
-                say(str(problem))
+    for name, cell in cells.items():
+        try:
+            if cell and name == "label":
+                images[name] = boxed(truth_of(listed, row, opened), row)
+            elif cell:
+                images[name] = boxed(channel(listed, cell, opened, bool(row.box), row.spacing), row)
+        except DataError as problem:
+            say(str(problem))
+    files = {name: listed.file(cells[name])[0] for name in images}
     for name, image in images.items():
-        _voxels(listed.file(row.label if name == "label" else row.images[name])[0], name, image, say)
+        _voxels(files[name], name, image, say)
     first = next((m for m in row.images if m in images), None)
     if first is None:
         return Finding(row.site, row.case, problems=tuple(problems))
@@ -185,24 +183,24 @@ def examine(listed: Manifest, row: Row, dims: int, allow: Sequence[str] = ()) ->
             agree(listed, row, first, images[first], other, images[other])
         except DataError as problem:
             say(str(problem))
-    _geometry(listed.file(row.images[first])[0], images[first], dims, say)
+    _geometry(files[first], images[first], dims, say)
     truth = images.pop("label", None)
     voxels = {} if truth is None else _labels(listed, row, truth, allow, say)
     hashes = {m: blake2b(np.ascontiguousarray(i.array).data, digest_size=16).hexdigest() for m, i in images.items()}
-    _copies(listed, hashes, row, say)
-    grid, file = images[first], listed.file(row.images[first])[0]
+    _copies(files, hashes, say)
+    grid = images[first]
     return Finding(
-        row.site,
-        row.case,
-        grid.shape,
-        grid.spacing,
-        grid.unit,
-        "" if suffix(str(file)) in BARE else grid.orientation,
-        voxels,
-        hashes,
-        {m: str(listed.file(row.images[m])[0]) for m in images},
-        row.category,
-        tuple(problems),
+        site=row.site,
+        case=row.case,
+        shape=grid.shape,
+        spacing=grid.spacing,
+        unit=grid.unit,
+        orientation="" if suffix(str(files[first])) in BARE else grid.orientation,
+        voxels=voxels,
+        hashes=hashes,
+        files={m: str(files[m]) for m in images},
+        category=row.category,
+        problems=tuple(problems),
     )
 
 
@@ -259,12 +257,12 @@ def _labels(listed: Manifest, row: Row, truth: Image, allow: Sequence[str], say:
     return {n: int(np.isin(truth.array, members).sum()) for n, members in row.labels.items()}
 
 
-def _copies(listed: Manifest, hashes: Mapping[str, str], row: Row, say: Say) -> None:
+def _copies(files: Mapping[str, Path], hashes: Mapping[str, str], say: Say) -> None:
     seen: dict[str, str] = {}
     for modality, digest in hashes.items():
         if digest in seen:
             say(
-                f"{listed.file(row.images[modality])[0]} is a copy of {seen[digest]}, so {modality} was probably not "
+                f"{files[modality]} is a copy of {seen[digest]}, so {modality} was probably not "
                 "acquired; leave the case out, or empty its cell in the manifest and set data.allow = ['missing']",
                 "warning",
             )

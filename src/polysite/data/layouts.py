@@ -67,9 +67,9 @@ def scan(root: Path, format: str = "auto", tables: Sequence[Path] = (), labels: 
         raise DataError(f"{root} is not a folder; name the one that holds the dataset")
     name, rows = _recognised(root, format)
     if name in COMPLETE:
-        _unused(root, rows, remarks)
+        remarks += _unused(root, rows)
     elif name == "pairs":
-        _beside(root, rows, remarks)
+        remarks += _beside(root, rows)
     rows = joined(rows, find_facts(root, tables, {k for r in rows for k in keys(r.case)}, remarks), remarks)
     rows = _usable(rows, f"{root}, read as {name!r}", remarks)
     rows = _labelled(rows, root, labels, remarks)
@@ -400,11 +400,11 @@ LAYOUTS: Mapping[str, Layout] = {  # in the order in which they are tried
 COMPLETE = ("brats", "kits", "dfuc", "cc359", "prostate", "tree", "imagefolder")
 
 
-def _own(root: Path, format: str) -> list[Row] | None:
-    """Return the cases that a layout from outside of polysite finds; None if ``format`` names none."""
-    layout = None if format in LAYOUTS or format == "auto" else plugins.find(format, "data.format")
+def _own(root: Path, format: str) -> list[Row]:
+    """Return the cases that a layout from outside of polysite finds."""
+    layout = plugins.find(format, "data.format")
     if layout is None:
-        return None
+        raise ConfigError(f"there is no format called {format!r}; {nearest(format, ['auto', *LAYOUTS])}")
     kind = getattr(layout, "__annotations__", {}).get("return", "") if callable(layout) else ""
     if "Row" not in str(kind):  # a study names it: no other function, such as one that deletes folders, is ever called
         raise ConfigError(f"data.format = {format!r} must be a function of a folder, annotated to return list[Row]")
@@ -415,10 +415,8 @@ def _own(root: Path, format: str) -> list[Row] | None:
 
 
 def _recognised(root: Path, format: str) -> tuple[str, list[Row]]:
-    if (own := _own(root, format)) is not None:
-        return format, own
     if format not in ("auto", *LAYOUTS):
-        raise ConfigError(f"there is no format called {format!r}; {nearest(format, ['auto', *LAYOUTS])}")
+        return format, _own(root, format)
     if is_series(root):
         raise DataError(
             f"{root} is one DICOM series, so one image; name the folder above, {root.parent}, or its parent"
@@ -431,25 +429,31 @@ def _recognised(root: Path, format: str) -> tuple[str, list[Row]]:
     raise DataError(describe(root, LAYOUTS))
 
 
-def _unused(root: Path, rows: Sequence[Row], remarks: list[str]) -> None:
+def _unused(root: Path, rows: Sequence[Row]) -> Iterator[str]:
     """Remark on top-level folders without any case, and on their content."""
-    taken = {PurePosixPath(f).parts[0] for r in rows for f in (*r.images.values(), r.label) if f}
-    left = [e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith((".", "__"))]
-    left = natural(n for n in left if n not in taken)
-    if left:
+    taken = {PurePosixPath(f).parts[0] for f in _used(rows)}
+    folders = [e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith((".", "__"))]
+    if left := natural(name for name in folders if name not in taken):
         kinds = Counter(Path(f).suffix for n in left for _, _, files in os.walk(root / n) for f in files if f[0] != ".")
         held = ", ".join(f"{n} {kind or 'other'} files" for kind, n in kinds.most_common(2)) or "no file"
-        remarks.append(f"nothing was taken from {', '.join(left[:5])}{', …' * (len(left) > 5)}: {held}")
+        yield f"nothing was taken from {_some(left)}: {held}"
 
 
-def _beside(root: Path, rows: Sequence[Row], remarks: list[str]) -> None:
+def _beside(root: Path, rows: Sequence[Row]) -> Iterator[str]:
     """Remark on folders of images that pairs left out, such as masks of the field of view or a second reader's."""
-    used = {PurePosixPath(f).parent for r in rows for f in (*r.images.values(), r.label) if f}
-    left = [f for f in image_files(root, 3) if PurePosixPath(f) not in used]
-    if left:
+    taken = {PurePosixPath(f).parent for f in _used(rows)}
+    if left := [f for f in image_files(root, 3) if PurePosixPath(f) not in taken]:
         truths = natural({str(PurePosixPath(r.label).parent) for r in rows if r.label})
-        some = ", ".join(left[:5]) + ", …" * (len(left) > 5)
-        remarks.append(f"nothing was taken from {some}: the label maps are those of {', '.join(truths[:5])}")
+        yield f"nothing was taken from {_some(left)}: the label maps are those of {', '.join(truths[:5])}"
+
+
+def _used(rows: Sequence[Row]) -> set[str]:
+    """Return all files of the rows."""
+    return {f for r in rows for f in (*r.images.values(), r.label) if f}
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + ", …" * (len(names) > 5)
 
 
 def _usable(rows: list[Row], where: str, remarks: list[str]) -> list[Row]:
@@ -474,23 +478,26 @@ def _usable(rows: list[Row], where: str, remarks: list[str]) -> list[Row]:
 
 def _labelled(rows: list[Row], root: Path, labels: Labels | None, remarks: list[str]) -> list[Row]:
     """Give every label map a meaning: the given one, the layout's, or names made of its values."""
+    if labels is not None:
+        return [replace(r, labels=labels) if r.label else r for r in rows]
     bare = [r for r in rows if r.label and not r.labels]
-    if labels is None and bare:
-        sets = _value_sets(root, bare)
-        values = sorted(set().union(*sets)) or [1]
-        if 255 in values and all(len(found) <= 1 for found in sets) and {*values} <= {1, 255}:
-            seen = " or ".join(f"0 and {v}" for v in values)
-            remarks.append(
-                f"the label maps hold {seen}: they are read as one label, 'mask', with the values 1 and 255; name it "
-                "by labels in [data], or, to 'data scan', --labels 'NAME=1,255'"
-            )
-            return [replace(r, labels=r.labels or {"mask": (1, 255)}) for r in rows]
+    if not bare:
+        return rows
+    sets = _value_sets(root, bare)
+    values = sorted(set().union(*sets)) or [1]
+    if 255 in values and all(len(found) <= 1 for found in sets) and {*values} <= {1, 255}:
+        made: Labels = {"mask": (1, 255)}
+        seen = " or ".join(f"0 and {v}" for v in values)
+        remarks.append(
+            f"the label maps hold {seen}: they are read as one label, 'mask', with the values 1 and 255; name it "
+            "by labels in [data], or, to 'data scan', --labels 'NAME=1,255'"
+        )
+    else:
         made = {f"label_{v}": (v,) for v in values}
         example = "; ".join(f"NAME={v}" for v in values)
         named = f"labels are named by their values ({', '.join(made)})"
         remarks.append(f"{named}; name them by labels in [data], or, to 'data scan', --labels '{example}'")
-        return [replace(r, labels=r.labels or made) for r in rows]
-    return rows if labels is None else [replace(r, labels=labels) if r.label else r for r in rows]
+    return [replace(r, labels=r.labels or made) for r in rows]
 
 
 def image_files(root: Path, depth: int, at: str = "") -> dict[str, dict[str, str]]:

@@ -17,7 +17,7 @@ box        use only this box of the image: centre and size in millimetres, "x y 
 patient    identifier of a patient with several cases (time points): they stay in one split
 group      tumour grade, scanner: splits can be stratified by it, federations built from it
 split      train, validation or test, if it is fixed
-*others*   a column of images is a modality; an empty cell means not acquired. Other columns are notes
+*others*   a column of images is a modality; an empty cell means not acquired. Other columns are ignored
 =========  ============================================================================================
 
 Files are relative to the manifest. ``scan.nii.gz#2`` is the third channel of a file, ``scan.h5#image`` an array of a
@@ -39,7 +39,7 @@ from polysite.data.images import KEYED, is_image, suffix, what_is_read
 from polysite.errors import DataError, shown
 from polysite.foreign import parse_json
 from polysite.payload import natural as natural
-from polysite.spreadsheets import Writer, plain_cell
+from polysite.spreadsheets import csv_text, plain_cell
 from polysite.storage import write_file
 
 Labels = Mapping[str, tuple[int, ...]]  # name -> values of the label map
@@ -63,7 +63,6 @@ class Row:
     patient: str = ""  # identifier of a patient with several cases
     group: str = ""
     split: str = ""
-    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -191,11 +190,7 @@ def write(manifest: Manifest, path: Path) -> None:
     if path.suffix == ".jsonl":
         text = "".join(json.dumps({k: r[k] for k in used if r.get(k)}) + "\n" for r in rows)
     else:
-        out = io.StringIO()
-        table = Writer(out)
-        table.writerow(used)
-        table.writerows([r.get(k, "") for k in used] for r in rows)
-        text = out.getvalue()
+        text = csv_text(used, ([r.get(k, "") for k in used] for r in rows))
     write_file(path, lambda draft: draft.write_text(text, encoding="utf-8"))
 
 
@@ -260,7 +255,7 @@ def _json_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         if line.strip():
             try:
                 cells = parse_json(line)
-            except (ValueError, RecursionError) as problem:
+            except ValueError as problem:
                 raise DataError(f"{path}, line {number}: not a JSON object of a case: {problem}") from problem
             if not isinstance(cells, dict):
                 raise DataError(f"{path}, line {number}: not a JSON object of a case, but {line.strip()[:40]!r}")
@@ -320,7 +315,6 @@ def _row(line: int, cells: Mapping[str, str], modalities: Sequence[str], path: P
             patient=cells.get("patient", ""),
             group=cells.get("group", ""),
             split=cells.get("split", ""),
-            notes={k: v for k, v in cells.items() if k not in COLUMNS and k not in modalities},
         )
     except (DataError, ValueError) as problem:
         raise DataError(f"{path}, line {line}: {problem}") from problem
@@ -345,5 +339,4 @@ def _cells(row: Row, manifest: Manifest, home: Path) -> dict[str, str]:
         "patient": row.patient,
         "group": row.group,
         "split": row.split,
-        **row.notes,
     }

@@ -135,16 +135,10 @@ def three_clinics(cases: int = 24) -> dict[str, Hospital]:
 
 def draw(hospital: Hospital, *, site: str, index: int, seed: int, shape: Shape) -> Case:
     """Draw one patient of a hospital; the same seed, site and index give the same patient."""
-    tissue, regions, group, scan = _patient(hospital, site, index, seed, shape)
-    return Case(
-        site=site,
-        name=f"{site}-{index:03d}",
-        image=_acquire(scan, tissue, hospital, _scanner(hospital, index)),
-        label=(np.stack(_annotated(regions[:3], tissue, _margin(hospital, index))) & (group != "healthy")).astype(
-            np.uint8
-        ),
-        group=group,
-    )
+    tissue, regions, group, image = _patient(hospital, site, index, seed, shape)
+    _, margin = _protocol(hospital, index)
+    label = np.stack(_annotated(regions, tissue, margin)) & (group != "healthy")
+    return Case(site=site, name=f"{site}-{index:03d}", image=image, label=label.astype(np.uint8), group=group)
 
 
 def picture(
@@ -155,8 +149,7 @@ def picture(
     With `flat` the image is the slice where the tumour is largest. A healthy head has the slice where its tumour would
     be, so that the position of the slice does not reveal the class.
     """
-    tissue, (whole, *_), group, scan = _patient(hospital, site, index, seed, shape)
-    image = _acquire(scan, tissue, hospital, _scanner(hospital, index))
+    _, (whole, *_), group, image = _patient(hospital, site, index, seed, shape)
     if flat:
         image = np.ascontiguousarray(image[..., int(whole.sum((0, 1)).argmax())])
     label = np.array([grade == group for grade in grades], np.uint8)
@@ -177,8 +170,8 @@ def _grade(disease: np.random.Generator, hospital: Hospital) -> str:
 
 def _patient(
     hospital: Hospital, site: str, index: int, seed: int, shape: Shape
-) -> tuple[Tissue, tuple[Mask, Mask, Mask, Mask], str, np.random.Generator]:
-    """Return the tissue map, the regions of the tumour, the grade, and the random generator of the scan.
+) -> tuple[Tissue, tuple[Mask, Mask, Mask], str, NDArray[np.float32]]:
+    """Return the tissue map, the regions of the tumour (one for each of `LABELS`), the grade, and the scan.
 
     The regions of a healthy head are those of the tumour that it would have; they are not in the tissue map.
     """
@@ -189,13 +182,13 @@ def _patient(
     anatomy, disease, scan = _streams(site, index, seed)
     tissue, depth = _brain(anatomy, shape)
     group = _grade(disease, hospital)
-    regions = _tumour(disease, tissue, depth, hospital.tumour, group == "low")
-    whole, core, enhancing, necrosis = regions
+    whole, core, enhancing, necrosis = _tumour(disease, tissue, depth, hospital.tumour, group == "low")
     # From the outside in: each region paints over the one that contains it.
     for name, region in {"oedema": whole, "core": core, "necrosis": necrosis, "enhancing": enhancing}.items():
         if group != "healthy":
             tissue[region] = CODE[name]
-    return tissue, regions, group, scan
+    scanner, _ = _protocol(hospital, index)
+    return tissue, (whole, core, enhancing), group, _acquire(scan, tissue, hospital, scanner)
 
 
 def _streams(site: str, index: int, seed: int) -> list[np.random.Generator]:
@@ -288,15 +281,11 @@ def _annotated(regions: Sequence[Mask], tissue: Tissue, margin: int) -> Sequence
     return [change(region, iterations=abs(margin)) & head for region in regions]
 
 
-def _scanner(hospital: Hospital, index: int) -> int:
-    """Return the scanner of a patient."""
-    return hospital.scanner if hospital.second is None or index % 2 == 0 else hospital.second
-
-
-def _margin(hospital: Hospital, index: int) -> int:
-    """Return how far the annotation of a patient reaches beyond the true regions."""
-    second = hospital.second is not None and index % 2 == 1
-    return hospital.second_margin if second and hospital.second_margin is not None else hospital.margin
+def _protocol(hospital: Hospital, index: int) -> tuple[int, int]:
+    """Return the scanner of a patient, and how far the annotation reaches beyond the true regions."""
+    if hospital.second is None or index % 2 == 0:
+        return hospital.scanner, hospital.margin
+    return hospital.second, hospital.margin if hospital.second_margin is None else hospital.second_margin
 
 
 def _acquire(random: np.random.Generator, tissue: Tissue, hospital: Hospital, scanner: int) -> NDArray[np.float32]:

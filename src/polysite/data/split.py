@@ -19,7 +19,7 @@ import numpy as np
 
 from polysite.data.case import SPLITS, CaseRef
 from polysite.errors import ConfigError, DataError
-from polysite.spreadsheets import Writer
+from polysite.spreadsheets import csv_text
 from polysite.spreadsheets import rows as csv_rows
 
 SiteSplit = Mapping[str, list[CaseRef]]  # train, validation, test
@@ -242,14 +242,13 @@ def table(splits: Mapping[str, SiteSplit]) -> str:
 
     A volume that is cut into slices has one row.
     """
-    out = io.StringIO()
-    rows = Writer(out)
-    rows.writerow([SUBJECT, PARTITION, SPLIT, "Site"])
-    for site, each in splits.items():
-        for split in SPLITS:
-            sources = dict.fromkeys(case.source for case in each.get(split, ()))
-            rows.writerows([name, origin, split, site] for origin, name in sources)
-    return out.getvalue()
+    rows = (
+        [name, origin, split, site]
+        for site, each in splits.items()
+        for split in SPLITS
+        for origin, name in dict.fromkeys(case.source for case in each.get(split, ()))
+    )
+    return csv_text([SUBJECT, PARTITION, SPLIT, "Site"], rows)
 
 
 def _find(rows: Sequence[tuple[str, str, str]], sites: Mapping[str, Sequence[CaseRef]]) -> dict[CaseRef, str]:

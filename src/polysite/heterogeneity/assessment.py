@@ -1,6 +1,5 @@
 """Result of an assessment, and what the analysis of lists and that of sums under noise have in common."""
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import combinations
@@ -13,7 +12,7 @@ from polysite.heterogeneity.bounds import INTENSITY
 from polysite.heterogeneity.distances import Values
 from polysite.heterogeneity.exchange import Assess
 from polysite.payload import SiteId
-from polysite.spreadsheets import Writer
+from polysite.spreadsheets import csv_text
 
 Groups = tuple[tuple[SiteId, ...], ...]
 LEVEL = 0.05  # familywise error rate of all tests
@@ -175,16 +174,14 @@ class Assessment:
 
     def table(self) -> str:
         """Return a CSV with a line for every distance and pair."""
-        text = io.StringIO()
-        lines = Writer(text)
-        noise = ["noise"] if self.noise else []
-        lines.writerow(["distance", "site", "other", "value", "low", "high", "chance", "p", "p_holm", *noise])
+        lines, noise = [], ["noise"] if self.noise else []
+        head = ["distance", "site", "other", "value", "low", "high", "chance", "p", "p_holm", *noise]
         for d in self.distances.values():
             for (i, one), (j, other) in combinations(enumerate(self.sites), 2):
                 columns = (d.matrix, d.low, d.high, d.chance, d.p, d.adjusted, *([] if d.error is None else [d.error]))
                 numbers = (float(x[i, j]) for x in columns)
-                lines.writerow([d.name, one, other, *(f"{x:.6g}" for x in numbers)])
-        return text.getvalue()
+                lines.append([d.name, one, other, *(f"{x:.6g}" for x in numbers)])
+        return csv_text(head, lines)
 
     def plain(self) -> dict[str, Any]:
         """Return the assessment as values for JSON."""

@@ -49,12 +49,10 @@ class DataPlan:
     Args:
         values: Value of every planned setting, by its key, such as ``train.patch``.
         reasons: A sentence for each.
-        validation: Estimated time of validation over that of training, in a validated round.
     """
 
     values: Mapping[str, Any]
     reasons: Mapping[str, str] = field(default_factory=dict)
-    validation: float = 0.0
 
     def lines(self) -> list[str]:
         """Return the plan as lines of text."""
@@ -134,7 +132,7 @@ def make_plan(sites: Sequence[SiteStatistics], frame: Frame = Frame()) -> DataPl
     every = max(1, ceil(ratio / SHARE))
     if every > 1:
         put("run.validate_every", every, f"a validation takes about {ratio:.1f} times as long as a round of training")
-    return DataPlan(values, reasons, ratio)
+    return DataPlan(values, reasons)
 
 
 def _weighted(rows: Sequence[Sequence[float]], sites: Sequence[SiteStatistics]) -> list[float]:

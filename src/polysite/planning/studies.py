@@ -7,13 +7,13 @@ from typing import Any
 from polysite import config
 from polysite.config import Study
 from polysite.data.files import Files
-from polysite.data.sources import AtHospitals
 from polysite.errors import ConfigError
 from polysite.planning import statistics
 from polysite.planning.rules import DataPlan, Frame, make_plan
 from polysite.planning.statistics import SiteStatistics
 
 CLASSIFIER = "densenet_small"  # the default network is for segmentation
+SIZES = ("train.patch", "train.window")
 
 
 def plan(data: Path | str, **sections: Any) -> Study:
@@ -43,14 +43,13 @@ def planned(given: dict[str, Any], overrides: dict[str, str] | None = None) -> t
     keys = {*config.flat(given), *(overrides or {})}
     if "preset" in keys:
         return config.build(given, overrides), None
-    first = config.build({**wanted, "train": _loose(wanted)}, {k: v for k, v in (overrides or {}).items() if _plain(k)})
+    first = _without_sizes(wanted, overrides or {})
     if not isinstance(first.data, Files):
         return config.build(given, overrides), None
     found = make_plan(statistics.measure(first.data), _frame(first))
     values = {k: v for k, v in found.values.items() if not any(g == k or k.startswith(f"{g}.") for g in keys)}
     study = config.build(config.merge(config.nested({k: _toml(v) for k, v in values.items()}), wanted), overrides)
-    reasons = {k: found.reasons[k] for k in values}
-    return study, DataPlan(values, reasons, found.validation)
+    return study, DataPlan(values, {k: found.reasons[k] for k in values})
 
 
 def for_hospitals(
@@ -74,9 +73,7 @@ def for_hospitals(
     named: dict[str, Any] = {"data": {"name": "hospitals", **data}}
     if first.task == "classification":
         named["model"] = {"name": CLASSIFIER}
-    study = config.build({**config.nested(values), **named})
-    assert isinstance(study.data, AtHospitals)
-    return study, found
+    return config.build({**config.nested(values), **named}), found
 
 
 def _classifies(given: dict[str, Any], overrides: dict[str, str] | None) -> bool:
@@ -88,14 +85,12 @@ def _classifies(given: dict[str, Any], overrides: dict[str, str] | None) -> bool
     return isinstance(source, Files) and source.task == "classification"
 
 
-def _loose(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the section of training without sizes, which may not fit the default network's dimensions."""
-    train = given.get("train", {})
-    return {k: v for k, v in train.items() if k not in ("patch", "window")} if isinstance(train, dict) else train
-
-
-def _plain(key: str) -> bool:
-    return key not in ("train.patch", "train.window")
+def _without_sizes(given: dict[str, Any], overrides: dict[str, str]) -> Study:
+    """Build a study without the sizes of patches, which may not fit the default network's dimensions."""
+    train = given.get("train")
+    if isinstance(train, dict):
+        given = {**given, "train": {k: v for k, v in train.items() if f"train.{k}" not in SIZES}}
+    return config.build(given, {k: v for k, v in overrides.items() if k not in SIZES})
 
 
 def _frame(study: Study) -> Frame:

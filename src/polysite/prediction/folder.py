@@ -16,7 +16,6 @@ A file appears when its case is done, and the tables when all are. Everything is
 is written, and a DICOM scan that is called after its patient has a pseudonym.
 """
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +32,7 @@ from polysite.export.bundle import file_names
 from polysite.prediction.predictor import Prediction, Predictor
 from polysite.report.preview import Row as PreviewRow
 from polysite.report.preview import row_of, write_sheet
-from polysite.spreadsheets import write_mappings
+from polysite.spreadsheets import mappings_text
 from polysite.storage import private_folder, write_file
 
 Line = dict[str, Any]
@@ -134,9 +133,8 @@ class PredictionFolder:
         write_file(self.path / "predictions.json", lambda draft: draft.write_text(text, encoding="utf-8"))
 
     def _table(self, name: str, lines: Sequence[Line]) -> None:
-        out = io.StringIO()
-        write_mappings(out, lines, "\n")
-        write_file(self.path / name, lambda draft: draft.write_text(out.getvalue(), encoding="utf-8"))
+        text = mappings_text(lines)
+        write_file(self.path / name, lambda draft: draft.write_text(text, encoding="utf-8"))
 
 
 def _size(mask: np.ndarray, grid: Image) -> Line:

@@ -1,6 +1,5 @@
 """Predict all scans of a folder, a manifest or a file. The next scan is read while the network sees the one before."""
 
-import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from polysite.data.unlabelled import Unlabelled, find
 from polysite.errors import DataError, PolysiteError
 from polysite.prediction.folder import Line, PredictionFolder
 from polysite.prediction.predictor import Predictor
-from polysite.spreadsheets import Writer
+from polysite.spreadsheets import csv_text
 from polysite.storage import vacant, write_private
 
 Progress = Callable[[float, int, str], None]
@@ -126,9 +125,7 @@ def _ahead(predictor: Predictor, found: Unlabelled) -> Iterator[tuple[Row, "Futu
 
 
 def _write_key(path: Path, found: Unlabelled) -> None:
-    out = io.StringIO()
-    Writer(out).writerows([("pseudonym", "name"), *found.pseudonyms.items()])
     try:
-        write_private(path, out.getvalue())
+        write_private(path, csv_text(("pseudonym", "name"), found.pseudonyms.items()))
     except OSError as problem:
         raise PolysiteError(f"the key {path} could not be written: {problem.strerror}") from problem

@@ -5,7 +5,6 @@ them. What goes on at a rung follows from the scores in the run folders alone, s
 with the same choice when the same command is given again.
 """
 
-import io
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from polysite.config import Study
 from polysite.costs.budget import Kind
 from polysite.errors import ConfigError, RunError
 from polysite.foreign import read_toml
-from polysite.spreadsheets import Writer
+from polysite.spreadsheets import csv_text
 from polysite.storage import write_file
 from polysite.tuning.halving import Rung, affordable, cost, rungs, survivors
 from polysite.tuning.space import Candidate, Space
@@ -210,14 +209,13 @@ def same_settings(out: Path, name: str, settings: Mapping[str, Any]) -> None:
 
 
 def _write(out: Path, rows: Mapping[str, Row]) -> None:
-    """Write the table of all candidates so far, and the same as JSON."""
+    """Write the table of all candidates so far."""
     sites = sorted({site for row in rows.values() for site in row.sites})
-    text = io.StringIO()
-    table = Writer(text)
-    table.writerow(["run", "method", "settings", "share of a training", "score", *sites, "failed"])
+    lines = []
     for name, row in rows.items():
         values = json.dumps(dict(row.candidate.values))
         score = "" if row.score is None else f"{row.score:.6f}"
         each = [f"{row.sites[s]:.6f}" if s in row.sites else "" for s in sites]
-        table.writerow([name, row.candidate.method, values, f"{row.share:.4f}", score, *each, row.failed])
-    write_file(out / "candidates.csv", lambda path: path.write_text(text.getvalue(), encoding="utf-8"))
+        lines.append([name, row.candidate.method, values, f"{row.share:.4f}", score, *each, row.failed])
+    text = csv_text(["run", "method", "settings", "share of a training", "score", *sites, "failed"], lines)
+    write_file(out / "candidates.csv", lambda path: path.write_text(text, encoding="utf-8"))
