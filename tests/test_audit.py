@@ -232,7 +232,7 @@ def test_what_is_refused_is_refused_in_one_sentence(polysite, tmp_path, words, s
 
 
 def test_an_audit_that_fails_leaves_nothing(monkeypatch, tmp_path):
-    def fail(*given):
+    def fail(*given, **options):
         raise OSError("the disk is full")
 
     monkeypatch.setattr(findings.json, "dumps", fail)
