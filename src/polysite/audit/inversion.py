@@ -61,15 +61,11 @@ class Inverter:
         return [g.detach() for g in self._gradient(images.to(self.device), truths.to(self.device), False)]
 
     def change(self, sent: Tree, replied: Tree) -> list[torch.Tensor]:
-        """Return the change of the model by a site as if it were a gradient; zeros where nothing came back."""
-        found = []
-        for name, weight in self.weights.items():
-            if name in replied and name in sent:
-                a, b = (torch.as_tensor(t[name], device=self.device).float() for t in (sent, replied))
-                found.append(a - b)
-            else:
-                found.append(torch.zeros_like(weight))
-        return found
+        """Return the change of the model by a site as if it were a gradient."""
+        return [
+            torch.as_tensor(sent[name], device=self.device).float() - torch.as_tensor(replied[name], device=self.device)
+            for name in self.weights
+        ]
 
     def rebuild(self, target: Sequence[torch.Tensor], truths: torch.Tensor, guess: torch.Tensor) -> torch.Tensor:
         """Return images whose gradient has the direction of the target.

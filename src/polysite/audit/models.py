@@ -40,7 +40,6 @@ from polysite.tree import Tree
 
 SAME = 1e-4  # largest difference of a loss that a replay on another machine may have
 SUPPOSED = Private("patient")  # noise of the row 'one patient, noise' if the run itself adds none
-NOBODY = "nobody: secure sums were on"
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +178,7 @@ def _members(left: Left, step: Callable[[str], None]) -> Finding:
     """Return whether training patients are told from others."""
     alone = {i: [m for j, m in left.replied.items() if j != i] or [left.sent[i]] for i in left.replied}
     before = {i: [model] for i, model in left.before.items()}
-    who = NOBODY if left.study.run.secure.on else "the coordinator"
+    who = "nobody: secure sums were on" if left.study.run.secure.on else "the coordinator"
     attacks = [
         ("single replies", who, left.replied, alone),
         ("mean of the replies", "the coordinator and every hospital", dict.fromkeys(left.replied, left.mean), before),
@@ -197,17 +196,17 @@ def _members(left: Left, step: Callable[[str], None]) -> Finding:
     method = (
         "The attacker has scans and outlines of patients, the network and its settings, and the model of the row; it "
         "does not know who was trained on, and has no models of its own making. It ranks patients by their loss under "
-        "the model: training patients against test patients of the same hospital, who are drawn alike. From "
-        "that loss it subtracts the one under models that have not seen the patient in this round (the replies of "
-        "other hospitals), or have seen the patient less (an earlier model).",
+        "the model: training patients against test patients of the same hospital, who are drawn alike. From that loss "
+        "it subtracts the one under models that have not seen the patient in this round (the replies of other "
+        "hospitals), or have seen the patient less (an earlier model).",
     )
     note = (
         "Area under the ROC curve: the probability that a training patient ranks above another of the same hospital; "
         "0.5 is guessing, 1 certainty. The interval is Newcombe's. Hospitals with fewer than two patients of either "
         "kind have no row, and single hospitals have wide intervals. The untrained network shows chance in the split."
     )
-    question = "Are training patients recognised?"
-    return Finding("members", question, answer, "AUC", "who had it", (*whole, *single), note, method)
+    rows = (*whole, *single)
+    return Finding("members", "Are training patients recognised?", answer, "AUC", "who had it", rows, note, method)
 
 
 def _row(name: str, who: str, found: Auc) -> Row:
@@ -236,8 +235,7 @@ def _images(left: Left, iterations: int, scans: bool, step: Callable[[str], None
     """Return what gradient inversion rebuilt."""
     rows, images = list[Row](), []
     for name, words, found in _inversions(left, iterations):
-        ratio = Estimate.ratio(found.errors, found.guesses)
-        rows.append(Row(name, words, ratio, 1.0, ratio.high < 1))
+        rows.append(Row(name, words, Estimate.ratio(found.errors, found.guesses), 1.0, False))
         images.append((name, {k: _slice(x[0, 0]) for k, x in found.images.items()}))
         step(f"images from {words}")
     alone, together, noisy, reply = (row.estimate.value for row in rows)
@@ -248,21 +246,21 @@ def _images(left: Left, iterations: int, scans: bool, step: Callable[[str], None
     )
     method = (
         "The attacker knows the network, the model that the hospital was sent, what came back, the outlines of as many "
-        f"patients as it rebuilds, and other scans (the test cases), whose mean is its first guess. It searches "
-        f"for images whose gradient has the direction of what came back (Geiping et al. 2020), for {iterations} steps.",
+        "patients as it rebuilds, and other scans (the test cases), whose mean is its first guess. It searches for "
+        f"images whose gradient has the direction of what came back (Geiping et al. 2020), for {iterations} steps.",
         "The rows 'one patient' do not show what left in this run but what could leave if a hospital trained one step "
         "on one patient: they show that the attack works where there is something to find, and what prevents it.",
     )
     note = (
         "Mean squared error between a rebuilt image and the training image that it resembles most, relative to that of "
         "the mean scan: 1 is nothing learnt, 0 a copy. How far the attacker trusts its search is chosen afterwards in "
-        "its favour, so the ratio is at most 1. The interval is over so few images that it says little."
+        "its favour, so the ratio is at most 1. The interval is over so few images that it says little, and so no row "
+        "is marked."
     )
     title = "Images and what was rebuilt of them"
     caption = f"Middle slices of the first modality. {OF_PATIENTS}"
     drawn = (picture(pictures(images, 1.9, 1.5), "rebuilt", title, caption),) if scans else ()
-    question = "Are images rebuilt?"
-    return Finding("images", question, answer, "error ratio", "of what", tuple(rows), note, method, drawn)
+    return Finding("images", "Are images rebuilt?", answer, "error ratio", "of what", tuple(rows), note, method, drawn)
 
 
 def _inversions(left: Left, iterations: int) -> Iterator[tuple[str, str, Inverted]]:

@@ -97,7 +97,6 @@ class Rebuilt:
         average: The mean volume of the training cases.
         errors: The error of every case.
         usual: The error of the mean volume.
-        weights: Number of weights of the decoder.
         training: Mean squared error of the training cases after each epoch.
         validation: The same of the validation cases.
     """
@@ -106,7 +105,6 @@ class Rebuilt:
     average: np.ndarray
     errors: np.ndarray
     usual: np.ndarray
-    weights: int
     training: Sequence[float]
     validation: Sequence[float]
 
@@ -168,7 +166,7 @@ def rebuild(
                 best = copy.deepcopy(net)
     volumes = _decoded(best, after, start, settings.batch)
     found, usual = errors(volumes, test), errors(np.broadcast_to(mean, volumes.shape), test)
-    return Rebuilt(volumes, mean, found, usual, sum(p.numel() for p in net.parameters()), fitted, scored)
+    return Rebuilt(volumes, mean, found, usual, fitted, scored)
 
 
 def errors(guess: np.ndarray, scans: Scans) -> np.ndarray:
