@@ -266,7 +266,7 @@ def inverted(given: argparse.Namespace, run: Run, surface: str) -> list[float] |
     behind = [run.sites[few]] if surface == "replies" else list(run.sites.values())
     after = run.replies[few] if surface == "replies" else run.mean
     last = invert_reply(inverter, behind, run.sent[few], after, mean_scan(run.sites, given.patch), patients)
-    return [float(found.errors.sum() / found.guesses.sum()) for found in (one, last)]
+    return [sum(m.error for m in found) / sum(m.usual for m in found) for found in (one, last)]
 
 
 def row(lines: list[dict], surface: str) -> dict:

@@ -269,5 +269,6 @@ def test_flat_images_of_a_classification(tmp_path):
     train = ps.Train(patch=(16, 16), window=(16, 16), device="cpu")
     study = ps.Study(data=data, model=MODELS["densenet_small"], train=train)
     done = audit(study, out=tmp_path / "found", settings=replace(QUICK, epochs=1))
-    assert [r.name for r in done["scans"].rows] == ["radiomics", "assessment"]
-    assert done["scans"].rows[0].words.startswith("372 numbers") and (done.folder / "figures" / "pictures.svg").exists()
+    rows = done.findings[1].rows
+    assert [r.name for r in rows] == ["radiomics", "assessment"]
+    assert rows[0].words.startswith("372 numbers") and (done.folder / "figures" / "pictures.svg").exists()

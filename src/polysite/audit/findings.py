@@ -156,10 +156,6 @@ class Audit:
     folder: Path
     findings: tuple[Finding, ...]
 
-    def __getitem__(self, id: str) -> Finding:
-        """Return a finding."""
-        return next(f for f in self.findings if f.id == id)
-
 
 def write(
     folder: Path,

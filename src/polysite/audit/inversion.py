@@ -128,19 +128,23 @@ def middle(image: torch.Tensor, patch: Sequence[int]) -> torch.Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Inverted:
-    """Outcome of a gradient inversion.
+class Match:
+    """A rebuilt image beside the training image that it resembles most.
 
     Args:
-        errors: Mean squared error of every rebuilt image to the training image that it resembles most, after the best
-            scaling of its difference from the guess: what an attacker reaches that knows how far to trust the search.
-        guesses: Mean squared error of the guess, which is never smaller.
-        images: The images that were trained on, the guess, and the rebuilt ones, each (image, modality, *space).
+        rebuilt: The rebuilt image.
+        original: The training image.
+        guess: The first guess.
+        error: Mean squared error of the rebuilt image after the best scaling of its difference from the guess: what an
+            attacker reaches that knows how far to trust the search.
+        usual: Mean squared error of the guess, which is never smaller.
     """
 
-    errors: np.ndarray
-    guesses: np.ndarray
-    images: Mapping[str, np.ndarray]
+    rebuilt: torch.Tensor
+    original: torch.Tensor
+    guess: torch.Tensor
+    error: float
+    usual: float
 
 
 def mean_scan(sites: Sites, patch: Sequence[int]) -> torch.Tensor:
@@ -168,7 +172,7 @@ def invert_patients(
     private: Private = Private(),
     seed: int = 0,
     patients: int = PATIENTS,
-) -> Inverted:
+) -> list[Match]:
     """Invert the gradient of one step on one patient: the least that could leave a hospital, and so the worst case.
 
     Args:
@@ -182,7 +186,7 @@ def invert_patients(
         patients: Patients whose gradients are inverted.
     """
     names = sorted(name for name, site in sites.items() if site.cases("train"))
-    results = []
+    found = list[Match]()
     for k in range(patients):
         home = k % len(names)
         pairs = [_patch(sites[i], k // len(names) if at == home else k, guess.shape[1:]) for at, i in enumerate(names)]
@@ -191,9 +195,9 @@ def invert_patients(
         target = mean_of([inverter.gradient(x[None], y[None]) for x, y in behind])
         if protection == "noise":
             target = under_noise(target, private, np.random.default_rng([seed, k]))
-        rebuilt = inverter.rebuild(target, truth[None], guess[None])
-        results.append((rebuilt, torch.stack([x for x, _ in behind])))
-    return _outcome(results, guess)
+        rebuilt = inverter.rebuild(target, truth[None], guess[None])[0]
+        found.append(best_match(rebuilt, guess, torch.stack([x for x, _ in behind])))
+    return found
 
 
 def invert_reply(
@@ -203,7 +207,7 @@ def invert_reply(
     replied: Tree,
     guess: torch.Tensor,
     patients: int = PATIENTS,
-) -> Inverted:
+) -> list[Match]:
     """Invert the change of a model by one hospital, or by several together.
 
     The attacker knows the outlines of as many training patients as it rebuilds; each image counts by the nearest scan
@@ -221,7 +225,8 @@ def invert_reply(
     pairs = [_patch(site, k, guess.shape[1:]) for site in sites for k in range(len(site.cases("train")))]
     truths = torch.stack([y for _, y in pairs[:patients]])
     rebuilt = inverter.rebuild(inverter.change(sent, replied), truths, guess.expand(len(truths), *guess.shape))
-    return _outcome([(rebuilt, torch.stack([x for x, _ in pairs]))], guess)
+    originals = torch.stack([x for x, _ in pairs])
+    return [best_match(image, guess, originals) for image in rebuilt]
 
 
 def _patch(site: TorchSite, number: int, patch: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -231,31 +236,12 @@ def _patch(site: TorchSite, number: int, patch: Sequence[int]) -> tuple[torch.Te
     return middle(image.float(), patch).cpu(), middle(truth.float(), patch).cpu()
 
 
-def _outcome(results: Sequence[tuple[torch.Tensor, torch.Tensor]], guess: torch.Tensor) -> Inverted:
-    """Compare rebuilt images with the originals beside them."""
-    errors, guesses, near = list[float](), list[float](), list[torch.Tensor]()
-    for rebuilt, originals in results:
-        for image in rebuilt:
-            best, error, usual = best_match(image, guess, originals)
-            errors.append(error)
-            guesses.append(usual)
-            near.append(originals[best])
-    images = {
-        "trained on": torch.stack(near).numpy(),
-        "guess": guess[None].expand(len(near), *guess.shape).numpy(),
-        "rebuilt": torch.cat([rebuilt for rebuilt, _ in results]).numpy(),
-    }
-    return Inverted(np.array(errors), np.array(guesses), images)
+def best_match(rebuilt: torch.Tensor, guess: torch.Tensor, originals: torch.Tensor) -> Match:
+    """Return the original of which the rebuilt image explains most beyond the guess.
 
-
-def best_match(rebuilt: torch.Tensor, guess: torch.Tensor, originals: torch.Tensor) -> tuple[int, float, float]:
-    """Return the original of which the rebuilt image explains most beyond the guess, and two mean squared errors.
-
-    The first is that of the rebuilt image after the best scaling of its difference from the guess, the second that of
-    the guess.
-
-    >>> best_match(torch.tensor([2.0, 0.0]), torch.zeros(2), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
-    (1, 0.0, 0.5)
+    >>> found = best_match(torch.tensor([2.0, 0.0]), torch.zeros(2), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+    >>> found.original.tolist(), found.error, found.usual
+    ([1.0, 0.0], 0.0, 0.5)
     """
     moved, wanted = (rebuilt - guess).double().flatten(), (originals - guess).double().flatten(1)
     squares = wanted.square().mean(1)
@@ -263,7 +249,7 @@ def best_match(rebuilt: torch.Tensor, guess: torch.Tensor, originals: torch.Tens
     explained = along.square() / moved.square().sum().clamp(min=1e-30) / moved.numel()
     scaled = (squares - explained).clamp(min=0)
     best = int((scaled / squares.clamp(min=1e-30)).argmin())
-    return best, float(scaled[best]), float(squares[best])
+    return Match(rebuilt, originals[best], guess, float(scaled[best]), float(squares[best]))
 
 
 def _cosine(gradient: Sequence[torch.Tensor], target: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -17,7 +17,7 @@ from polysite import study as studies
 from polysite.algorithms import name_of
 from polysite.audit import findings
 from polysite.audit.findings import OF_PATIENTS, Audit, Estimate, Finding, Row, picture
-from polysite.audit.inversion import Inverted, Inverter, invert_patients, invert_reply, mean_scan, smallest_patch
+from polysite.audit.inversion import Inverter, Match, invert_patients, invert_reply, mean_scan, smallest_patch
 from polysite.audit.membership import member_scores
 from polysite.audit.replay import Replayed, replay
 from polysite.config import Study
@@ -39,6 +39,12 @@ from polysite.training.torch_site import TorchSite
 from polysite.tree import Tree
 
 SAME = 1e-4  # largest difference of a loss that a replay on another machine may have
+PREVENTED = (
+    "masked = true refuses a run without secure sums (run.secure), under which the coordinator has only the row 'mean "
+    "of the replies'. epsilon = 8, or any other number, refuses one without noise (train.private), and limits what all "
+    "studies together spend. fewest = 2 or more prevents what the rows 'one patient' show: the gradient of a single "
+    "patient does not leave."
+)
 SUPPOSED = Private("patient")  # noise of the row 'one patient, noise' if the run itself adds none
 
 
@@ -117,7 +123,7 @@ def audit_run(
         "searches an attacker may do better. Intervals are over patients, not over trainings.",
     ]
     title = "What an attacker can learn from the models of a run"
-    return findings.write(target, title, found, limits, about, [_prevented(folder, chosen)])
+    return findings.write(target, title, found, limits, about, [_prevented(folder)])
 
 
 # What left.
@@ -162,13 +168,8 @@ def _exactness(replayed: Replayed) -> str:
     rounds = f"Rounds up to {replayed.last.index + 1} were replayed from a checkpoint"
     if replayed.difference is None:
         return f"{rounds}; the run has no losses to compare them with."
-    if replayed.difference == 0:
-        return f"{rounds}; all their losses are those of the run, so the replies are what left the sites."
-    alike = "nearly those" if replayed.difference <= SAME else "NOT those"
-    return (
-        f"{rounds}; their losses are {alike} of the run (largest difference {replayed.difference:.1e}): another "
-        "machine or other versions round differently."
-    )
+    alike = "those" if replayed.difference <= SAME else "NOT those"
+    return f"{rounds}; their losses are {alike} of the run (largest difference {replayed.difference:.1e})."
 
 
 # Who was trained on?
@@ -192,7 +193,12 @@ def _members(left: Left, step: Callable[[str], None]) -> Finding:
         if models is left.replied:
             large = {site: groups for site, groups in scores.items() if min(map(len, groups)) >= 2}
             single = [_row(f"reply of {site}", has, area([groups])) for site, groups in large.items()]
-    answer = _verdict(whole[1:2] if left.study.run.secure.on else whole[:2])
+    worst = max(whole[1:2] if left.study.run.secure.on else whole[:2], key=lambda row: row.estimate.value)
+    verdict = "are recognised" if worst.leaks else "are not recognised significantly better than by guessing"
+    answer = (
+        f"Training patients {verdict}: the largest AUC is {worst.estimate.words}, by the {worst.name} of the last "
+        "round (0.5 is guessing, 1 certainty)."
+    )
     method = (
         "The attacker has scans and outlines of patients, the network and its settings, and the model of the row; it "
         "does not know who was trained on, and has no models of its own making. It ranks patients by their loss under "
@@ -215,19 +221,6 @@ def _row(name: str, who: str, found: Auc) -> Row:
     return Row(name, words, Estimate(found.value, found.low, found.high), 0.5, found.succeeds)
 
 
-def _verdict(rows: list[Row]) -> str:
-    worst = max(rows, key=lambda row: row.estimate.value)
-    if worst.leaks:
-        return (
-            f"By the {worst.name} of the last round, training patients were told from others with an AUC of "
-            f"{worst.estimate.words}: 0.5 is guessing, 1 certainty."
-        )
-    return (
-        "From no model that left its hospital were training patients told from others significantly better than by "
-        f"guessing (largest AUC {worst.estimate.words}, by the {worst.name})."
-    )
-
-
 # Are images rebuilt?
 
 
@@ -235,8 +228,10 @@ def _images(left: Left, iterations: int, scans: bool, step: Callable[[str], None
     """Return what gradient inversion rebuilt."""
     rows, images = list[Row](), []
     for name, words, found in _inversions(left, iterations):
-        rows.append(Row(name, words, Estimate.ratio(found.errors, found.guesses), 1.0, False))
-        images.append((name, {k: _slice(x[0, 0]) for k, x in found.images.items()}))
+        errors, usual = (np.array([getattr(match, of) for match in found]) for of in ("error", "usual"))
+        rows.append(Row(name, words, Estimate.ratio(errors, usual), 1.0, False))
+        shown = {"trained on": found[0].original, "guess": found[0].guess, "rebuilt": found[0].rebuilt}
+        images.append((name, {title: _slice(image[0].numpy()) for title, image in shown.items()}))
         step(f"images from {words}")
     alone, together, noisy, reply = (row.estimate.value for row in rows)
     answer = (
@@ -263,7 +258,7 @@ def _images(left: Left, iterations: int, scans: bool, step: Callable[[str], None
     return Finding("images", "Are images rebuilt?", answer, "error ratio", "of what", tuple(rows), note, method, drawn)
 
 
-def _inversions(left: Left, iterations: int) -> Iterator[tuple[str, str, Inverted]]:
+def _inversions(left: Left, iterations: int) -> Iterator[tuple[str, str, list[Match]]]:
     """Yield name, words and outcome of every inversion."""
     study, trained = left.study, {i: left.sites[i] for i in left.replied}
     loss = next(iter(trained.values())).loss
@@ -288,23 +283,9 @@ def _slice(volume: np.ndarray) -> np.ndarray:
     return volume if volume.ndim == 2 else volume[..., volume.shape[-1] // 2]
 
 
-def _prevented(folder: RunFolder, chosen: Study) -> Section:
-    """Return what protected the hospitals of the run, and what a policy would have refused."""
-    private = chosen.train.private
-    sums = (
-        "masked = true would have refused this run. Under secure sums (run.secure), for an algorithm that needs the "
-        "sum alone, the coordinator has only the row 'mean of the replies'."
-    )
-    if chosen.run.secure.on:
-        sums = "masked = true was met: no single reply left without a mask."
-    noise = (
-        "epsilon = 8 (or any other number) would have refused this run: no noise was added (no differential privacy)."
-    )
-    if private.on:
-        noise = f"Noise protected every {private.unit}; epsilon limits what all studies together spend."
-    fewest = (
-        "fewest = 2 or more prevents what the rows 'one patient' show: the gradient of a single patient does not leave."
-    )
+def _prevented(folder: RunFolder) -> Section:
+    """Return what protected the hospitals of the run, and what a policy prevents."""
     methods = runs.methods([runs.read(folder.path)])
-    grids = (grid for grid in (protections.table(methods), protections.audience(methods)) if grid.lines)
-    return Section("prevented", "What a hospital's policy prevents", (sums, noise, fewest, *grids))
+    grids = [grid for grid in (protections.table(methods), protections.audience(methods)) if grid.lines]
+    bare = () if grids else ("Secure sums were off, and no noise was added (no differential privacy).",)
+    return Section("prevented", "What a hospital's policy prevents", (PREVENTED, *bare, *grids))
