@@ -6,8 +6,7 @@ with DP-SGD for every patient at several epsilons. The attacks are those of ``po
     membership    the attacker has scans and outlines of patients and ranks them by their loss under a model of the last
                   round, less the loss under the replies of other hospitals (or, for the mean, under the model two
                   rounds before): training cases of a hospital against its test cases. AUC 0.5 is guessing, 1 certainty;
-                  the interval is Newcombe's, over the patients of all seeds; the larger AUC of the loss alone and of
-                  the calibrated loss counts
+                  the interval is Newcombe's, over the patients of all seeds
     inversion     the attacker searches for the image behind a gradient. Error ratio 1 is nothing learnt, 0 a copy. Once
                   for one step on one patient with a small patch (the worst case), and once for the change by a hospital
                   in the last round, or by all together
@@ -114,7 +113,7 @@ def finished(given: argparse.Namespace) -> dict[tuple[float, int], dict]:
             line = json.loads(text)
         except ValueError:
             continue
-        if line["settings"] == kept(given):
+        if line["settings"] == kept(given) and "scores" in line:  # earlier versions kept scores of two attacks
             found[line["epsilon_target"], line["seed"]] = line
     return found
 
@@ -141,7 +140,7 @@ def computed_cell(given: argparse.Namespace, threads: int, target: float, seed: 
     torch.set_num_threads(threads)
     run = Run(given, seed, target or None)
     clock = time.perf_counter()
-    members = {surface: scored(run, surface) for surface in SURFACES}
+    scores = {surface: scored(run, surface) for surface in SURFACES}
     dice = float(np.mean([s.mean for site in run.sites.values() for s in score(site, run.mean).values()]))
     attacked = time.perf_counter()
     images = {surface: inverted(given, run, surface) for surface in SURFACES}
@@ -152,7 +151,7 @@ def computed_cell(given: argparse.Namespace, threads: int, target: float, seed: 
         "epsilon": run.epsilon,
         "noise": run.noise,
         "dice": dice,
-        "members": members,
+        "scores": scores,
         "images": images,
         "steps": run.steps,
         "seconds": {
@@ -234,14 +233,14 @@ def noise_for(target: float, chosen, sites) -> float:
 
 def scored(run: Run, surface: str) -> dict:
     """Return the scores by which patients are ranked, seen as single replies or as their mean, by hospital."""
-    from polysite.training.leaks import member_scores
+    from polysite.audit.membership import member_scores
 
     patients = {n: site.patient_of(n) for site in run.sites.values() for k in ("train", "test") for n in site.cases(k)}
     models = {i: run.replies[i] if surface == "replies" else run.mean for i in run.sites}
     others = {i: [m for j, m in run.replies.items() if j != i] for i in run.sites}
     references = others if surface == "replies" else {i: [run.earlier] for i in run.sites}
-    kinds = zip(("loss", "calibrated"), member_scores(run.sites, models, references, patients), strict=True)
-    return {kind: {i: [x.tolist() for x in group] for i, group in groups.items()} for kind, groups in kinds}
+    groups = member_scores(run.sites, models, references, patients)
+    return {i: [scores.tolist() for scores in group] for i, group in groups.items()}
 
 
 def score(site, model: dict) -> dict:
@@ -253,34 +252,30 @@ def inverted(given: argparse.Namespace, run: Run, surface: str) -> list[float] |
     if not given.iterations:
         return None
     from polysite import study
-    from polysite.training.inversion import Effort, Inverter
-    from polysite.training.leaks import invert_patients, invert_reply, mean_scan, smallest_patch
+    from polysite.audit.inversion import Inverter, invert_patients, invert_reply, mean_scan, smallest_patch
     from polysite.training.network import device_of
 
-    effort = Effort(iterations=given.iterations, patients=given.patients)
-    site = next(iter(run.sites.values()))
-    inverter = Inverter(study.build_module(run.study), site.loss, device_of(given.device))
+    site, patients = next(iter(run.sites.values())), given.patients
+    inverter = Inverter(study.build_module(run.study), site.loss, device_of(given.device), given.iterations)
+    inverter.at(run.start)
     private = run.study.train.private
     protection = "noise" if private.on else "sum" if surface == "mean" else "none"
     small = mean_scan(run.sites, smallest_patch(given.patch, run.study.model.divisor))
-    one = invert_patients(inverter, run.sites, run.start, small, effort, protection, private, run.seed)
+    one = invert_patients(inverter, run.sites, small, protection, private, run.seed, patients)
     few = min(run.sites, key=lambda i: (run.sites[i].size, i))
     behind = [run.sites[few]] if surface == "replies" else list(run.sites.values())
     after = run.replies[few] if surface == "replies" else run.mean
-    last = invert_reply(inverter, behind, run.sent[few], after, mean_scan(run.sites, given.patch), effort)
-    return [one.ratio, last.ratio]
+    last = invert_reply(inverter, behind, run.sent[few], after, mean_scan(run.sites, given.patch), patients)
+    return [sum(m.error for m in found) / sum(m.usual for m in found) for found in (one, last)]
 
 
 def row(lines: list[dict], surface: str) -> dict:
     """Return a row of the table from the cells of all seeds."""
-    from polysite.training.leaks import membership_of
+    from polysite.metrics.membership import area
 
-    def groups(kind: str) -> dict:
-        named = ((f"{c['seed']}/{i}", g) for c in lines for i, g in c["members"][surface][kind].items())
-        return {name: tuple(np.array(scores) for scores in group) for name, group in named}
-
+    groups = [group for cell in lines for group in cell["scores"][surface].values()]
+    found = area([(np.array(members), np.array(others)) for members, others in groups])
     images = [c["images"][surface] for c in lines if c["images"]]
-    found = membership_of(groups("loss"), groups("calibrated")).strongest
     return {
         "surface": surface,
         "epsilon": None if lines[0]["epsilon"] is None else float(np.mean([c["epsilon"] for c in lines])),

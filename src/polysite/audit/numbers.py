@@ -1,12 +1,4 @@
-"""Attack the numbers that a study computes from its cases: rebuild scans, match second scans with their patients.
-
-::
-
-    FOLDER/
-        index.html    results, in plain words first
-        audit.json    every number
-        curves.csv    losses of every decoder after each epoch
-        figures/      as SVG, PDF and PNG
+"""Attack the numbers that a study computes from its cases: match second scans with their patients, rebuild scans.
 
 A study sends most of these numbers as sums and sorted lists over many cases. The attack knows those of every single
 case, which is the worst case: radiomics as a site computes them, and the reply of a hospital with this one case to an
@@ -14,7 +6,7 @@ assessment that accepts one case.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -27,9 +19,9 @@ from scipy.ndimage import gaussian_filter
 from polysite import config
 from polysite import study as studies
 from polysite.algorithms import ALGORITHMS, find
-from polysite.cluster import mixture
-from polysite.cluster.federated_mixture import mixture_of
-from polysite.cluster.pooled_mixture import pooled
+from polysite.audit import findings
+from polysite.audit.findings import OF_PATIENTS, Audit, Estimate, Finding, Row, picture
+from polysite.audit.vectors import Rebuilt, Scans, Settings, matched, rebuild, shrunk
 from polysite.config import Study
 from polysite.data.cache import Cache, place
 from polysite.data.case import SPLITS, Case, CaseRef
@@ -40,29 +32,27 @@ from polysite.errors import ConfigError, DataError, nearest
 from polysite.models.encoders import Embedder
 from polysite.payload import Payload
 from polysite.radiomics import NAMES
-from polysite.report import audit_page
-from polysite.report.audit_page import AttackedNumbers, Audit, Finding, Ratio
+from polysite.report.drawing import COLOURS, name_axes, panels, pictures
 from polysite.report.orientation import axes_of, turned
+from polysite.report.page import Picture
 from polysite.storage import vacant
 from polysite.training.assessed_site import TorchAssessedSite
-from polysite.training.attack import Outcome, Scans, Settings, attack, matched, shrunk
 from polysite.training.network import device_of
 
-KINDS = {
-    "radiomics": "radiomic features",
-    "components": "principal components of the radiomic features",
-    "embedding": "embedding of an assessment",
-    "directions": "embedding of an assessment along its random directions",
-    "quantities": "largest intensities and label amounts of an assessment",
-    "modality": "radiomic features of the rebuilt modality",
-}
-RADIOMICS = ("radiomics", "components", "modality")
-OF = {
-    "radiomics": ("radiomics", "components"),
-    "embedding": ("embedding",),
-    "quantiles": ("directions", "quantities"),
-    "modality": ("modality",),
-    "all": tuple(kind for kind in KINDS if kind != "modality"),
+RADIOMICS_LEAVE = (
+    "a cfft phase sends sums and counts over the cases of a site and of its cases in every cluster, which may be one; "
+    'a recipient of the sums of single sites may still work out some values. With fit = "pooled" it sends the features '
+    "of every case, and without a cfft phase none of them leaves."
+)
+KINDS = {  # what the numbers are, and which part of them leaves a hospital
+    "radiomics": ("radiomic features of all modalities", RADIOMICS_LEAVE),
+    "modality": ("radiomic features of the rebuilt modality", RADIOMICS_LEAVE),
+    "assessment": (
+        "embedding, largest intensities and label amounts of an assessment",
+        "an assessment sends the mean embedding over the cases of a hospital, at least assess.fewest of them, and "
+        "every other number as a list over them. Each list is sorted separately, so that numbers of one case cannot be "
+        "matched; for more than assess.levels cases it holds averages.",
+    ),
 }
 MIN_CASES = {"train": 8, "validation": 2, "test": 2}
 NOISE, GAIN = 0.1, 0.1  # of a second scan: noise relative to the standard deviation; largest change of the signal
@@ -70,19 +60,7 @@ OUTLINE = (0.4, 0.6)  # range of the threshold that turns a smoothed mask into a
 
 Dealt = Mapping[str, SiteSplit]
 Listed = Sequence[tuple[str, str, CaseRef]]  # site, split, case
-View = tuple[str, dict[str, np.ndarray]]  # title and slices of a case, by what they show
 Vectors = dict[str, np.ndarray]  # kind -> case x number
-Rows = Mapping[str, list[int]]  # split -> indices in the list of all cases
-
-
-@dataclass(frozen=True, eq=False)
-class Withheld:
-    """A test case, which the attack rebuilds."""
-
-    site: str
-    case: CaseRef
-    axes: str  # orientation, such as RAS
-    volume: np.ndarray
 
 
 def audit(
@@ -94,23 +72,23 @@ def audit(
     modality: str = "",
     scans: bool = True,
     watch: Watch = Watch(),
-) -> Audit[AttackedNumbers]:
+) -> Audit:
     """Attack the numbers of a study's cases and write the results into a folder.
 
     Args:
         study: The study.
-        what: Numbers to attack: radiomics, embedding, quantiles, all, or modality (the radiomics of the modality that
-            is rebuilt); by default all, and modality with the paper's decoder.
+        what: Numbers to attack: radiomics, assessment, both (all), or modality (the radiomics of the modality that is
+            rebuilt); by default all, and modality with the paper's decoder.
         out: The folder; a new one below audits/ by default.
         settings: Settings of the attack.
-        modality: The modality to rebuild, or ``all``; the first by default.
+        modality: The modality to rebuild; the first by default.
         scans: Show three test cases on the page.
         watch: Observer of the progress.
     """
     study = config.whole(study)
-    what = what or ("modality" if settings.decoder == "paper" else "all")
+    kinds = _kinds(what or ("modality" if settings.decoder == "paper" else "all"))
+    channel = _channel(study, modality)
     target = vacant(Path(out) if out else RunFolder.fresh(Path("audits"), "audit"), "audit")
-    kinds, channels = _kinds(study, what), _channels(study, modality)
     dealt = _each(studies.deal_cases(study), _kept)
     listed, done = _listed(dealt), count(1)
     total = 2 * len(listed) + len(kinds)
@@ -118,50 +96,57 @@ def audit(
     def step(words: str) -> None:
         watch.case(next(done), total, words)
 
-    volumes, inside, axes = _volumes(study, listed, channels, settings.side)
-    rows = _rows(listed, volumes, [study.data.modality_names[k] for k in channels])
-    seen, again = _first_and_second(study, dealt, kinds, channels, step)
+    volumes, inside, axes = _volumes(study, listed, channel, settings.side)
+    rows = _rows(listed, volumes, study.data.modality_names[channel])
+    first = _vectors(study, dealt, kinds, channel, step)
+    second = _vectors(study, _each(dealt, lambda p: rescanned(p, study.seed)), kinds, channel, step)
     learn, probe = ([k for k, (_, split, _) in enumerate(listed) if (split == "train") is own] for own in (True, False))
-    sites, outcomes, findings = tuple(site for site, _, _ in listed), {}, []
+    hits, rebuilt = Vectors(), dict[str, Rebuilt]()
     for kind in kinds:
-        known = Scans(sites, seen[kind], volumes, inside)
+        hits[kind] = matched(first[kind], second[kind], learn, probe)
+        known = Scans(first[kind], volumes, inside)
         train, validation, test = (known.part(rows[split]) for split in SPLITS)
-        outcomes[kind] = attack(train, validation, test, settings, study.seed, device_of(study.train.device))
-        hits = matched(seen[kind], again[kind], learn, probe)
-        findings.append(_finding(kind, study, outcomes[kind], seen[kind].shape, hits))
+        rebuilt[kind] = rebuild(train, validation, test, settings, study.seed, device_of(study.train.device))
         step(f"attack on {kind}")
-    tested = [Withheld(*listed[k][::2], axes[k], volumes[k]) for k in rows["test"]]
-    views = _views(tested, findings, outcomes) if scans else []
-    found = AttackedNumbers(findings, views, _by_case(tested, outcomes))
-    return audit_page.write(target, found, _about(study, rows, channels, settings))
+    described = {kind: f"{first[kind].shape[1]} numbers: {KINDS[kind][0]}" for kind in kinds}
+    figures = [_curves(rebuilt, settings)]
+    if scans:
+        tested = [(listed[k][2].name, axes[k], volumes[k]) for k in rows["test"]]
+        figures.append(_slices(tested, rebuilt))
+    about = {
+        "cases": {split: len(own) for split, own in rows.items()},
+        "modality": study.data.modality_names[channel],
+        **asdict(settings),
+        "seed": study.seed,
+        "config": config.dump(studies.pinned(study)),
+        "versions": versions(),
+    }
+    found = (_recognised(hits, described, len(listed)), _rebuilt(rebuilt, described, about, figures))
+    title = "What an attacker can learn from the numbers that describe a case"
+    return findings.write(target, title, found, _limits(about), about)
 
 
 # Arguments.
 
 
-def _kinds(study: Study, what: str) -> tuple[str, ...]:
-    if what not in OF:
-        raise ConfigError(f"--what {what}: {nearest(what, OF)}")
-    kinds = OF[what] if study.assess.projections else tuple(k for k in OF[what] if k not in ("embedding", "directions"))
-    if not kinds:
-        raise ConfigError("assess.projections = 0, so this study sends no embeddings; audit something else with --what")
-    return kinds
+def _kinds(what: str) -> list[str]:
+    if what not in (*KINDS, "all"):
+        raise ConfigError(f"--what {what}: {nearest(what, [*KINDS, 'all'])}")
+    return ["radiomics", "assessment"] if what == "all" else [what]
 
 
-def _channels(study: Study, modality: str) -> list[int]:
-    """Return the indices of the modalities to rebuild."""
+def _channel(study: Study, modality: str) -> int:
+    """Return the index of the modality to rebuild."""
     names = study.data.modality_names
-    if modality in ("", "all"):
-        return list(range(len(names)))[: None if modality else 1]
-    if modality not in names:
-        raise ConfigError(f"--modality {modality}: there is no such modality; {nearest(modality, [*names, 'all'])}")
-    return [names.index(modality)]
+    if modality and modality not in names:
+        raise ConfigError(f"--modality {modality}: there is no such modality; {nearest(modality, names)}")
+    return names.index(modality) if modality else 0
 
 
-def _tuning(study: Study) -> tuple[Any, bool]:
-    """Return the algorithm whose settings are used to compute radiomics, and whether the study contains it."""
-    own = [s.algorithm for s in config.phases(study) if hasattr(s.algorithm, "case_clusters")]
-    return (own[0], True) if own else (find("cfft", ALGORITHMS, "algorithm")(), False)
+def _bin_width(study: Study) -> float:
+    """Return the bin width of the study's radiomics, or that of a cfft phase by default."""
+    own: list[Any] = [s.algorithm for s in config.phases(study) if hasattr(s.algorithm, "case_clusters")]
+    return float((own or [find("cfft", ALGORITHMS, "algorithm")()])[0].bin_width)
 
 
 # The cases.
@@ -200,9 +185,7 @@ def rescanned(ref: CaseRef, seed: int) -> CaseRef:
     return replace(ref, read=read, files=(), hidden=())
 
 
-def _volumes(
-    study: Study, listed: Listed, channels: Sequence[int], side: int
-) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def _volumes(study: Study, listed: Listed, channel: int, side: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Return the volumes to rebuild, the masks of the head, and the orientations."""
     # normalised as in an assessment: with raw intensities, a bright scan would count more than others
     prepare = replace(study.prepare, normalise="nonzero") if study.prepare.normalise == "none" else study.prepare
@@ -210,7 +193,7 @@ def _volumes(
     for site, _, case in listed:
         raw = case.open()
         image = prepare.apply(raw, [1] * study.data.dims).image
-        volume, mask = shrunk(image[list(channels)], (image != 0).any(0), side)
+        volume, mask = shrunk(image[[channel]], (image != 0).any(0), side)
         if not mask.any():
             who = f"case {case.name!r} of site {site!r}"
             raise DataError(f"{who} shows nothing at {side} voxels a side; leave it out, or raise --side")
@@ -220,15 +203,14 @@ def _volumes(
     return np.stack(volumes), np.stack(masks), axes
 
 
-def _rows(listed: Listed, volumes: np.ndarray, modalities: Sequence[str]) -> Rows:
-    """Return the cases of every split that have all modalities to rebuild; refuse too few."""
-    acquired = [bool(np.all([modality.any() for modality in volume])) for volume in volumes]
-    rows = {split: [k for k, (_, own, _) in enumerate(listed) if own == split and acquired[k]] for split in SPLITS}
+def _rows(listed: Listed, volumes: np.ndarray, modality: str) -> Mapping[str, list[int]]:
+    """Return the cases of every split that have the modality to rebuild; refuse too few."""
+    rows = {split: [k for k, (_, own, _) in enumerate(listed) if own == split and volumes[k].any()] for split in SPLITS}
     if any(len(rows[split]) < least for split, least in MIN_CASES.items()):
         wanted = ", ".join(f"{n} {split}" for split, n in MIN_CASES.items())
         present = ", ".join(f"{len(own)} {split}" for split, own in rows.items())
         raise DataError(
-            f"an attack takes at least {wanted} cases with {' and '.join(modalities)}, and there are {present}; add "
+            f"an attack takes at least {wanted} cases with {modality}, and there are {present}; add "
             "cases, or change split.validation and split.test"
         )
     return rows
@@ -237,125 +219,143 @@ def _rows(listed: Listed, volumes: np.ndarray, modalities: Sequence[str]) -> Row
 # Their numbers.
 
 
-def _first_and_second(
-    study: Study, dealt: Dealt, kinds: Sequence[str], channels: Sequence[int], step: Callable[[str], None]
-) -> tuple[Vectors, Vectors]:
-    """Return the numbers of every case and of its second scan; radiomics scaled as in a cfft phase."""
-    seen = _vectors(study, dealt, kinds, step)
-    again = _vectors(study, _each(dealt, lambda p: rescanned(p, study.seed)), kinds, step)
-    if any(kind in RADIOMICS for kind in kinds):
-        train = [k for k, (_, split, _) in enumerate(_listed(dealt)) if split == "train"]
-        one = mixture.Settings(components=1, dimensions=_tuning(study)[0].dimensions)
-        fitted = mixture_of(pooled(seen["radiomics"][train], one))
-        for vectors in (seen, again):
-            vectors["components"] = fitted.transform(vectors["radiomics"])
-            vectors["radiomics"] = mixture.scaled(vectors["radiomics"], fitted.low, fitted.high)
-            own = [len(NAMES) * channel + k for channel in channels for k in range(len(NAMES))]
-            vectors["modality"] = vectors["radiomics"][:, own]
-    return seen, again
-
-
-def _vectors(study: Study, dealt: Dealt, kinds: Sequence[str], step: Callable[[str], None]) -> Vectors:
-    """Return the numbers of every case; radiomics as they are extracted."""
-    listed, vectors = _listed(dealt), {}
-    if any(kind in RADIOMICS for kind in kinds):
-        sites, width = studies.build_sites(study, dealt), _tuning(study)[0].bin_width
+def _vectors(study: Study, dealt: Dealt, kinds: Sequence[str], channel: int, step: Callable[[str], None]) -> Vectors:
+    """Return the numbers of every case."""
+    listed, vectors = _listed(dealt), Vectors()
+    if "radiomics" in kinds or "modality" in kinds:
+        sites, width = studies.build_sites(study, dealt), _bin_width(study)
         vectors["radiomics"] = np.concatenate([sites[site].radiomics([case.name], width) for site, _, case in listed])
-    asked = [k for k in kinds if k not in RADIOMICS]
-    seeing = any(k != "quantities" for k in asked)
-    embedder = Embedder(study.encoder, device_of(study.train.device)) if seeing else None
+        vectors["modality"] = vectors["radiomics"][:, len(NAMES) * channel : len(NAMES) * (channel + 1)]
+    embedder = Embedder(study.encoder, device_of(study.train.device)) if "assessment" in kinds else None
     replies = []
     for site, _, case in listed:
-        replies.append(_reply(study, case, embedder) if asked else {})
+        replies.append(_reply(study, case, embedder) if embedder else np.empty(0))
         step(f"{site} · {case.name}")
-    return vectors | {kind: np.stack([reply[kind] for reply in replies]) for kind in asked}
+    return vectors | {"assessment": np.stack(replies)}
 
 
-def _reply(study: Study, case: CaseRef, embedder: Embedder | None) -> Vectors:
+def _reply(study: Study, case: CaseRef, embedder: Embedder) -> np.ndarray:
     """Return the reply to an assessment of a hospital that has only this case."""
-    data, projections = study.data, study.assess.projections if embedder else 0
+    data = study.data
     about = data.modality_names, data.label_names, data.dims, data.task == "classification"
     site = TorchAssessedSite(case.site, [case], *about, study.prepare, embedder, Cache(place()))
-    reply, _ = replace(study.assess, fewest=1, projections=projections).local(Payload(), Payload(), site)
-    vectors = {"quantities": np.concatenate(list(reply["quantiles"].values()))}
-    if embedder:
-        vectors["embedding"] = np.concatenate(list(reply["mean"].values()))
-        vectors["directions"] = reply["directions"]["embedding"][:, 0]
-    return vectors
-
-
-def _leaves(kind: str, study: Study) -> str:
-    """Describe which part of the numbers leaves a hospital."""
-    fewest, levels = study.assess.fewest, study.assess.levels
-    if kind in RADIOMICS:
-        tuning, own = _tuning(study)
-        whole = "the features of every case once, as its fit is pooled"
-        sums = (
-            "sums and counts over the cases of a site and of its cases in every cluster, which may be one, instead of "
-            "the features of each; a recipient of the sums of single sites may still work out some values"
-        )
-        if own:
-            return f"This study sends {whole if tuning.fit == 'pooled' else sums}."
-        return f"This study sends none of them. One with algorithm cfft would send {sums}; with a pooled fit, all."
-    if kind == "embedding":
-        alone = ", never that of one case" if fewest > 1 else "; the mean of one case is its embedding"
-        return f"An assessment sends its mean over the cases of a hospital, at least {fewest}{alone}."
-    return (
-        f"An assessment sends every number as a list over the cases of a hospital, at least {fewest}. Each list is "
-        f"sorted separately, so that numbers of one case cannot be matched; for more than {levels} cases it holds "
-        "averages."
-    )
+    reply, _ = replace(study.assess, fewest=1).local(Payload(), Payload(), site)
+    described = list(reply["quantiles"].values())
+    if study.assess.projections:
+        described += [*reply["mean"].values(), reply["directions"]["embedding"][:, 0]]
+    return np.concatenate(described)
 
 
 # Results.
 
 
-def _finding(kind: str, study: Study, outcome: Outcome, shape: tuple[int, ...], hits: np.ndarray) -> Finding:
-    average = outcome.errors["average"]
-    ratios = {name: Ratio.of(e, average) for name, e in outcome.errors.items() if name != "average"}
+def _recognised(hits: Vectors, described: Mapping[str, str], gallery: int) -> Finding:
+    """Return whether second scans were matched with their patients."""
+    rates, chance = {kind: Estimate.rate(same) for kind, same in hits.items()}, 1 / gallery
+    rows = tuple(Row(kind, described[kind], rate, chance, rate.low > chance) for kind, rate in rates.items())
+    best = max(rows, key=lambda row: row.estimate.value)
+    same = hits[best.name]
+    matches = f"{same.sum()} of {len(same)} second scans were matched with the first scan of the same patient"
+    verdict = "The numbers identify patients" if best.leaks else "The numbers do not identify patients"
+    answer = (
+        f"{verdict}: by the {KINDS[best.name][0]}, {matches}, among {gallery} (rate {best.estimate.words}); by chance, "
+        f"1 in {gallery} would be matched."
+    )
+    method = (
+        f"The numbers of a second scan of the {len(same)} validation and test cases are compared with those of the "
+        f"first scans of all {gallery}. Which numbers are stable between scans is learned from the training cases.",
+        *(f"What leaves of the {kind} of a case: {KINDS[kind][1]}" for kind in hits),
+    )
+    note = "Share of second scans whose numbers are nearest to those of the same patient; the interval is Wilson's."
     return Finding(
-        kind, KINDS[kind], shape[1], _leaves(kind, study), ratios, outcome.chosen, len(average), outcome.coefficients,
-        outcome.weights, int(hits.sum()), len(hits), shape[0], outcome.curves,
+        "patients", "Are patients identified?", answer, "matched second scans", "numbers of a case", rows, note, method
+    )
+
+
+def _rebuilt(
+    rebuilt: Mapping[str, Rebuilt], described: Mapping[str, str], about: Mapping[str, Any], figures: Sequence[Picture]
+) -> Finding:
+    """Return how well scans were rebuilt."""
+    ratios = {kind: Estimate.ratio(r.errors, r.usual) for kind, r in rebuilt.items()}
+    rows = tuple(Row(kind, described[kind], ratio, 1.0, ratio.high < 1) for kind, ratio in ratios.items())
+    best = min(rows, key=lambda row: (not row.leaks, row.estimate.value))
+    verdict = "Something of the scans is rebuilt" if best.leaks else "Scans are not rebuilt better than by guessing"
+    answer = (
+        f"{verdict}: from the {KINDS[best.name][0]}, with {best.estimate.words} times the error of guessing the "
+        "average scan (1: nothing was rebuilt, 0: a copy)."
+    )
+    decoder = "the decoder of appendix F of Manthe et al. 2023" if about["decoder"] == "paper" else "a small decoder"
+    method = (
+        "The attacker knows more than a real one would: numbers and scans of all training cases of all hospitals. It "
+        f"trains {decoder}, for {about['epochs']} epochs, from the numbers to the scans "
+        f"({about['modality']}, prepared as for training, then downsampled). The validation cases choose the epoch; "
+        "the errors are those of the test cases.",
+    )
+    note = (
+        "Ratio of the mean squared error inside the head to that of the average scan of the training cases: 1 is no "
+        "better than guessing, 0 would be a copy. The interval is a bootstrap over the test cases."
+    )
+    details = {
+        "errors": {kind: {"attack": r.errors.tolist(), "average": r.usual.tolist()} for kind, r in rebuilt.items()},
+        "curves": {kind: {"training": r.training, "validation": r.validation} for kind, r in rebuilt.items()},
+    }
+    return Finding(
+        "scans", "Are scans rebuilt?", answer, "error ratio", "numbers of a case", rows, note, method,
+        tuple(figures), details,
     )  # fmt: skip
 
 
-def _about(study: Study, rows: Rows, channels: Sequence[int], settings: Settings) -> dict[str, Any]:
-    names = [study.data.modality_names[k] for k in channels]
-    return {
-        "cases": {split: len(own) for split, own in rows.items()},
-        "modalities": names,
-        "noise": NOISE,
-        "gain": GAIN,
-        **asdict(settings),
-        "seed": study.seed,
-        "config": config.dump(studies.pinned(study)),
-        "versions": versions(),
-    }
+def _limits(about: Mapping[str, Any]) -> list[str]:
+    cases = about["cases"]
+    return [
+        f"The attacker was trained on {cases['train']} cases, validated on {cases['validation']} and tested on "
+        f"{cases['test']}, with {about['side']} voxels a side: with more cases, a larger decoder or another method, an "
+        "attack may do better, and finer details were not attacked. Intervals are over test cases, not over attackers, "
+        "and are not corrected for their number: one of several may miss 1 by chance.",
+        f"The second scans are made from the first: fresh noise of {100 * NOISE:.0f} % of the standard deviation, up "
+        f"to {100 * GAIN:.0f} % more or less signal, slightly wider or tighter outlines. A real second scan differs "
+        "more.",
+        "Models and updates, which leave a hospital in every round of training, are attacked by 'polysite audit RUN'.",
+    ]
 
 
-def _views(tested: Sequence[Withheld], findings: Sequence[Finding], outcomes: Mapping[str, Outcome]) -> list[View]:
-    """Return the cases that the strongest attack rebuilt best, at the median and worst."""
-    first = outcomes[min(findings, key=lambda f: f.attack.value).kind]
-    longest = max(outcomes.values(), key=lambda o: o.coefficients)
-    order = np.argsort(first.errors[first.chosen] / first.errors["average"]).tolist()
-    made = {
-        "scan": np.stack([t.volume for t in tested]),
-        "average": first.rebuilt["average"],
-        **{kind: outcome.rebuilt[outcome.chosen] for kind, outcome in outcomes.items()},
-        "compressed": longest.rebuilt["compressed"],
-    }
+def _slices(tested: Sequence[tuple[str, str, np.ndarray]], rebuilt: Mapping[str, Rebuilt]) -> Picture:
+    """Draw the cases that the strongest attack rebuilt best, at the median and worst."""
+    first = min(rebuilt.values(), key=lambda r: r.errors.mean())
+    order = np.argsort(first.errors / first.usual).tolist()
 
-    def middle(k: int, volumes: np.ndarray) -> np.ndarray:
-        slices = turned(volumes[k][:1], tested[k].axes)[0]
+    def middle(volume: np.ndarray, axes: str) -> np.ndarray:
+        slices = turned(volume[:1], axes)[0]
         image: np.ndarray = slices[len(slices) // 2]
         return image
 
-    chosen = dict.fromkeys((order[0], order[len(order) // 2], order[-1]))  # of two cases, both
-    return [(tested[k].case.name, {what: middle(k, each) for what, each in made.items()}) for k in chosen]
+    views = []
+    for k in dict.fromkeys((order[0], order[len(order) // 2], order[-1])):  # of two cases, both
+        name, axes, volume = tested[k]
+        made = {"scan": volume, "average": first.average, **{kind: r.volumes[k] for kind, r in rebuilt.items()}}
+        views.append((name, {what: middle(each, axes) for what, each in made.items()}))
+    title = "Test cases and what was rebuilt of them"
+    caption = (
+        "Middle slices of the test cases that the strongest attack rebuilt best, at the median and worst, relative to "
+        f"the average scan. {OF_PATIENTS}"
+    )
+    return picture(pictures(views, 1.15, 1.16), "pictures", title, caption)
 
 
-def _by_case(tested: Sequence[Withheld], outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
-    def errors(k: int) -> dict[str, dict[str, float]]:
-        return {kind: {name: float(e[k]) for name, e in outcome.errors.items()} for kind, outcome in outcomes.items()}
-
-    return [{"site": t.site, "case": t.case.name, "errors": errors(k)} for k, t in enumerate(tested)]
+def _curves(rebuilt: Mapping[str, Rebuilt], settings: Settings) -> Picture:
+    """Draw the losses of every decoder, a panel per kind of numbers."""
+    figure, made = panels(list(rebuilt), 2.2)
+    for kind, axes in made:
+        training, validation = rebuilt[kind].training, rebuilt[kind].validation
+        epochs = range(1, len(validation) + 1)
+        axes.plot(epochs, training, "--", color=COLOURS[1], lw=1)
+        axes.plot(epochs, validation, "-", color=COLOURS[0], lw=1)
+        axes.plot([1 + int(np.argmin(validation))], [min(validation)], "o", color=COLOURS[0], ms=5)
+    name_axes(made, "epoch", "loss")
+    what = "whole volumes" if settings.decoder == "paper" else "voxels inside the head"
+    title = "Training and validation losses of the decoders"
+    caption = (
+        f"Mean squared error of {what} after each epoch: training cases (dashed) and validation cases (solid). The dot "
+        "is the epoch that counts. The numbers are in audit.json."
+    )
+    return picture(figure, "curves", title, caption)

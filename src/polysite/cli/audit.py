@@ -1,7 +1,7 @@
 """The command that attacks what leaves hospitals: numbers that describe cases, and models of a run."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -24,13 +24,13 @@ def audit(
         str,
         Option(
             metavar="KIND",
-            help="Numbers to attack: radiomics, embedding, quantiles, modality (radiomics of the rebuilt modality) or "
-            "all; all by default, modality with --decoder paper.",
+            help="Numbers to attack: radiomics, assessment, all (both), or modality (radiomics of the rebuilt "
+            "modality); all by default, modality with --decoder paper.",
             show_default=False,
         ),
     ] = "",
     modality: Annotated[
-        str, Option(metavar="NAME", help="Modality to rebuild, or all; the first by default.", show_default=False)
+        str, Option(metavar="NAME", help="Modality to rebuild; the first by default.", show_default=False)
     ] = "",
     decoder: Annotated[
         str,
@@ -39,17 +39,12 @@ def audit(
     side: Annotated[
         int | None, Option(help="Side of the rebuilt scans in voxels, 16 to 128; default 32, with paper 128.")
     ] = None,
-    epochs: Annotated[
-        int | None, Option(help="Largest number of epochs of a decoder; default 60, with paper 300.")
-    ] = None,
-    restarts: Annotated[
-        int | None, Option(help="Decoders to train; the best on validation cases counts; default 3, with paper 1.")
-    ] = None,
+    epochs: Annotated[int | None, Option(help="Epochs of a decoder; default 60, with paper 300.")] = None,
     rate: Annotated[float | None, Option(help="Learning rate of a decoder; default 0.002, with paper 0.0001.")] = None,
     iterations: Annotated[
         int, Option(help="Of a run: steps of the search for an image; 0 leaves out gradient inversion.")
     ] = 300,
-    scans: Annotated[bool, Option("--scans/--no-scans", help="Show slices of patients on the page.")] = (True),
+    scans: Annotated[bool, Option("--scans/--no-scans", help="Show slices of patients on the page.")] = True,
     out: Annotated[Path | None, Option(help="New folder to write; one below audits/ by default.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -59,19 +54,16 @@ def audit(
     Of a study: tries to rebuild scans from the numbers that describe cases and to match second scans with patients. Of
     a finished run: tries to tell from its models who was trained on, and to rebuild images from its updates.
     """
-    from polysite.audit import numbers, training
-    from polysite.training.attack import settings_of
-    from polysite.training.inversion import Effort
+    from polysite.audit import models, numbers
+    from polysite.audit.findings import CAUTION
+    from polysite.audit.vectors import settings_of
 
-    done: Any
-    if config is not None and training.is_run(config):
-        effort = Effort(iterations=max(iterations, 1))
-        with watching(quiet or as_json, False) as watch:
-            done = training.audit_run(config, out, effort=effort, images=iterations > 0, scans=scans, watch=watch)
-    else:
-        study = study_of(config, override or [])
-        settings = settings_of(decoder, side=side, epochs=epochs, restarts=restarts, rate=rate)
-        with watching(quiet or as_json, False) as watch:
+    with watching(quiet or as_json, False) as watch:
+        if config is not None and models.is_run(config):
+            done = models.audit_run(config, out, iterations=iterations, scans=scans, watch=watch)
+        else:
+            study = study_of(config, override or [])
+            settings = settings_of(decoder, side=side, epochs=epochs, rate=rate)
             done = numbers.audit(study, what, out, settings=settings, modality=modality, scans=scans, watch=watch)
     if as_json:
         import json
@@ -80,8 +72,8 @@ def audit(
     elif not quiet:
         from polysite.report import tables
 
-        for grid in done.found.tables():
-            tables.show_grid(grid)
-        for sentence in done.found.sentences():
-            say(sentence)
-        say(f"The page: {done.folder / 'index.html'}")
+        for finding in done.findings:
+            tables.show_grid(finding.table())
+        for finding in done.findings:
+            say(f"{finding.answer}\n")
+        say(CAUTION, f"The page: {done.folder / 'index.html'}")

@@ -24,14 +24,12 @@ class Replayed:
 
     Args:
         phase: The phase.
-        index: Its number, from 0.
         first: What the sites were sent in the first replayed round.
         last: The last one, with all replies.
         difference: Largest difference between a loss of the replay and that of the run; None if the run has none.
     """
 
     phase: Phase
-    index: int
     first: Mapping[SiteId, Payload]
     last: Round
     difference: float | None
@@ -69,7 +67,7 @@ def replay(folder: RunFolder, phases: Sequence[Phase], params: Tree, seed: int, 
         pairs = [(again[i].loss, known[i].loss) for i in again if i in known]
         differences += [abs(a - b) for a, b in pairs if a is not None and b is not None]
         if found.index == records[-1].round:
-            return Replayed(phase, index, first, found, max(differences, default=None))
+            return Replayed(phase, first, found, max(differences, default=None))
     raise RunError(f"round {records[-1].round + 1} of {folder.path} could not be replayed")
 
 
