@@ -265,11 +265,7 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
     grouped = [m for m in methods if m.first.groups]
     if grouped:
         yield Section("groups", "Groups of hospitals", tuple(_groups(m) for m in grouped))
-    blocks: list[Any] = [replace(costs.table(methods, options.speeds), title="")]
-    if seen:
-        picture = figures.times(seen, lambda run: costs.hours(run, options.speeds))
-        blocks.append(Picture("Score over simulated time", picture, ""))
-    yield Section("cost", "Cost", tuple(blocks))
+    yield Section("cost", "Cost", (replace(costs.table(methods, options.speeds), title=""),))
     privacy = tuple(g for g in (protections.table(methods), protections.audience(methods)) if g.lines)
     if privacy:
         yield Section("privacy", "Privacy", privacy)

@@ -58,7 +58,7 @@ def initial_params(study: Study, module: Any = None) -> Tree:
 
 
 def cost(study: Study, grid: bool = True) -> Cost:
-    """Forecast the steps, bytes, simulated time and energy of a study. Nothing is trained: the rounds are rehearsed
+    """Forecast the steps, bytes, simulated time of a study. Nothing is trained: the rounds are rehearsed
     with the sizes of its hospitals.
 
     Args:
