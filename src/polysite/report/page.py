@@ -208,7 +208,7 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     if several:
         yield Section("sure", "Are the differences statistically significant?", tuple(tests))
     even = [("fair", "fairness")] if len(comparison.sites) > 1 else []
-    rest = [("asked", "asked"), ("rounds", "best_rounds"), ("averages", "averages"), *even]
+    rest = [("asked", "asked"), ("averages", "averages"), *even]
     for place, key in rest:
         if key in grids:
             yield Section(place, grids[key].title, (replace(grids[key], title=""),))
@@ -269,9 +269,6 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
     privacy = tuple(g for g in (protections.table(methods), protections.audience(methods)) if g.lines)
     if privacy:
         yield Section("privacy", "Privacy", privacy)
-    guard = guarding.table(methods)
-    if guard.lines:
-        yield Section("guard", "What the guard saw and did", (guard,))
     trouble = [grid for grid in (_trouble(methods), _incidents(methods)) if grid.lines]
     if trouble:
         yield Section("trouble", "Absent sites, refused replies, incidents", tuple(trouble))
