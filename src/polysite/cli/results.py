@@ -25,9 +25,6 @@ EmptyMasks = Annotated[
 Definition = Annotated[
     str, Option(metavar="KIND", help="HD95 as the larger of both directions (max), or over both together (union).")
 ]
-Assessment = Annotated[
-    Path | None, Option(metavar="FOLDER", help="Folder of an assessment whose distances the page shows.")
-]
 Scans = Annotated[bool, Option("--scans/--no-scans", help="Show slices of patients on the page.")]
 Figures = Annotated[
     list[str] | None,
@@ -130,7 +127,6 @@ def compare(
     ] = None,
     figure: Figures = None,
     case: Cases = None,
-    assessment: Assessment = None,
     scans: Scans = True,
     title: Annotated[str, Option(help="Title of the page.")] = "Methods compared",
     quiet: Quiet = False,
@@ -146,7 +142,7 @@ def compare(
     from polysite.report.runs import methods, read
 
     compared = methods(read(path, name, on) for name, path in map(_named, runs))
-    options = options_of(compared, reference, empty, hd95, tail, assessment, scans, figure, case)
+    options = options_of(compared, reference, empty, hd95, tail, scans, figure, case)
     options = replace(options, questions=tuple(test or ()))
     target = out or RunFolder.fresh(Path("comparisons"), "compare")
     done = publish.comparison(target, title, compared, options)
@@ -165,7 +161,6 @@ def report(
     hd95: Definition = "max",
     figure: Figures = None,
     case: Cases = None,
-    assessment: Assessment = None,
     scans: Scans = True,
 ) -> None:
     """Write the HTML page of a run, finished or not.
@@ -176,7 +171,7 @@ def report(
     from polysite.report.runs import methods, read
 
     shown = methods([read(run)])
-    options = options_of(shown, None, empty, hd95, "two-sided", assessment, scans, figure, case)
+    options = options_of(shown, None, empty, hd95, "two-sided", scans, figure, case)
     print(publish.page(out or run / "index.html", shown, options, files=True))
 
 
@@ -186,7 +181,6 @@ def options_of(
     empty: str,
     hd95: str,
     tail: str,
-    assessment: Path | None,
     scans: bool,
     figures: list[str] | None,
     cases: list[str] | None,
@@ -213,7 +207,7 @@ def options_of(
         except ValueError:
             raise ConfigError(f"--empty {empty}: {', '.join(get_args(Empty))}, or a number of millimetres") from None
     policy = EmptyMaskPolicy(kind, penalty, hd95)  # type: ignore[arg-type]
-    shown = Options(reference, policy, tail, speeds, assessment, scans)  # type: ignore[arg-type]
+    shown = Options(reference, policy, tail, speeds, scans=scans)  # type: ignore[arg-type]
     return replace(shown, figures=tuple(figures or ()), cases=tuple(cases or ()))
 
 
