@@ -105,7 +105,7 @@ def test_every_method_costs_as_much_as_whole_rounds_allow(equal):
         assert 3 <= own <= 9  # ten steps a round on average, drawn by its coin
     else:
         assert rounds["ditto"] == rounds["pfedme"] == rounds["l2gd"] == 20
-        assert rounds["feddiv"] in (38, 39, 40) and rounds["ifca"] in (14, 15)
+        assert rounds["feddiv"] in (38, 39, 40) and rounds["ifca"] in (13, 14)  # its models go down to be scored, too
 
 
 def test_phases_become_longer_together():

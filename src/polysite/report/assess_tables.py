@@ -72,7 +72,8 @@ def matrix(assessment: Assessment, distance: Distance) -> Grid:
     far = outlier(assessment, distance)
     sums = (Cell(f"{distance.sums[s]:.{digits}f}", distance.sums[s], s == far) for s in assessment.sites)
     head = ("", *assessment.sites)
-    note = f"{STAR}: the two differ significantly. Sum: of the distances to the others."
+    error = " ±: standard error by noise." if distance.error is not None else ""
+    note = f"{STAR}: the two differ significantly. Sum: of the distances to the others.{error}"
     title = _capital(distance.title)
     return Grid(f"matrix_{distance.name}", title, head, (*rows, Line((name("Sum"), *sums), "total")), note)
 

@@ -161,7 +161,7 @@ def test_compressed_replies_are_what_the_simulator_makes_of_them(how, share, tmp
     deployed = go(tmp_path, chosen, Inside(workers(tmp_path)))
     assert equal_states(trained(chosen), deployed)
     first, model = deployed.folder.records()[0], deployed.result.bytes_down["a"]
-    assert first.bytes_down == dict.fromkeys(NAMES, 2 * model)  # to be trained, and the next one to be scored
+    assert first.bytes_down == dict.fromkeys(NAMES, model)
     assert all(up < share * model for up in first.bytes_up.values())
 
 

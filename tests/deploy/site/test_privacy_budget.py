@@ -165,7 +165,7 @@ def test_assessment_and_training_share_the_budget_and_the_epsilon_of_the_study(t
     assert known["noise"]["epsilon"] == 2 and set(known["distances"]) == {"shift"}
     assert known["distances"]["shift"]["error"][0][1] > 0
     page = (run.folder.path / "assessment" / "index.html").read_text()
-    assert "error by noise" in page and "ε = 2" in page
+    assert "standard error by noise" in page and "ε = 2" in page
     assert "under noise for epsilon = 2" in build("run", methods([read(run.folder.path)]))
 
 
