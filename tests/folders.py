@@ -30,7 +30,7 @@ def row(dice, hd95=1.0, truth=10.0, predicted=10.0):
 
 def write(
     path: Path, cases, *, own=False, alone=False, rounds=3, split="test", unit="mm", seed=0, fold=0, folds=0, file="",
-    split_seed=None, best_rounds=None, counts=None, peeked=(), **settings,
+    split_seed=None, counts=None, peeked=(), **settings,
 ):  # fmt: skip
     """A finished and evaluated run; ``cases`` is site -> case -> label -> Dice or a whole row.
 
@@ -65,8 +65,7 @@ def write(
         folder.append(RoundRecord(k, 0, effort, **told))
     other = {s: {} for s in cases}
     validation, test = (scores if split == name else other for name in ("validation", "test"))
-    chosen = {"best_rounds": best_rounds, "common": {split: scores}} if best_rounds else {}
-    folder.finish(Result("segmentation", ("WT",), ("t1",), rounds, rounds - 1, 0, validation, test, **chosen))
+    folder.finish(Result("segmentation", ("WT",), ("t1",), rounds, rounds - 1, 0, validation, test))
     _evaluation(path / "evaluation" / split, whole, own, unit, alone)
     return path
 

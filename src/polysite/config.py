@@ -110,7 +110,7 @@ class Study:
         run: Rounds, participation, checkpoints and validation.
         assess: What the assessment computes.
         encoder: Network whose embeddings the assessment compares.
-        cost: Speeds from which time and energy are estimated.
+        cost: Speeds from which time is estimated.
         then: Later phases, each a `Then` or, as in TOML, a mapping of the sections that it changes; a phase starts from
             the best model so far.
     """

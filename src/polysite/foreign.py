@@ -54,6 +54,8 @@ REMOVED = {
     "algorithm.freeze": Removed("leave it out: distances are measured in every round", idle=False),
     "algorithm.fewest": Removed("choose run.secure.use = 'on' with algorithm.together = true", idle=0),
     "assess.other_encoders": Removed("assess again with another [encoder]", idle=["bundled"]),
+    "cost.watts": Removed("leave it out: energy is not estimated any more", idle=300.0),
+    "cost.kwh_per_gb": Removed("leave it out: energy is not estimated any more", idle=0.01),
     "site.proxy.ca": Removed("have the proxy let the coordinator's address pass unopened"),
     "run.guard.jury": Removed("leave it out, or choose a robust rule (docs/algorithms.md#attacks)", idle=0),
 }

@@ -82,7 +82,6 @@ def test_a_benchmark_runs_fails_in_part_and_goes_on(tiny, tmp_path):
     second = bench("fedavg", "groups")
     assert second.exit_code == 0, second.stderr
     assert "Against fedavg: Dice" in second.stdout and (half / "result.json").read_text() == before
-    assert "How the hospitals differ" in (out / "comparison" / "index.html").read_text()
     whole = out / "runs" / "fedavg" / "fold0-seed0" / "result.json"
     assert whole.stat().st_mtime_ns == stamps[whole] and len(list(out.rglob("result.json"))) == 4
     other = bench("fedavg", "--set=train.lr=0.3")

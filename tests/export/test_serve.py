@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from monai.bundle import ConfigWorkflow, verify_net_in_out
-from monai.data.meta_tensor import MetaTensor
 from PIL import Image as Pillow
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -23,12 +22,11 @@ from polysite.algorithms import ALGORITHMS
 from polysite.cli import app
 from polysite.data.federation import HideModalities, Iid, LeaveOut, Natural, Steps
 from polysite.errors import ConfigError, RunError
-from polysite.export.masks import CleanMasks
 from polysite.export.serve import serve_model
 from polysite.models.names import canonical
 from polysite.report.runs import read
 from polysite.study import build_sites
-from polysite.training.cleaning import Clean, cleaned
+from polysite.training.cleaning import Clean
 from studies import SMALL, tiny
 
 pytestmark = [
@@ -272,30 +270,10 @@ def test_an_ensemble_runs_where_polysite_safetensors_and_pillow_are_not_installe
     same_files(answers, tmp_path / "masks", 10)
 
 
-def test_cleaned_masks_go_home(scans, tmp_path):
+def test_a_run_that_cleans_masks_is_left_to_predict(scans, tmp_path):
     study = study_of(scans)
-    clean = replace(study.train, clean=Clean(largest=True, fill=True))
-    flow = answered(replace(study, train=clean), scans / "east", tmp_path, 10)
-    assert "largest component kept, holes filled" in (tmp_path / "home" / "docs" / "README.md").read_text()
-    for who, image, expected in known_of(flow, tmp_path / "run", "east"):
-        there = nearest(expected, np.asarray(image.affine), nibabel.load(scans / "east" / who / "scan_t1.nii.gz"))
-        assert np.array_equal(bits(mask.dataobj for mask in written_for(who, tmp_path / "answers")), there)
-        assert not np.array_equal(bits(said_by(flow, image) > 0), expected)  # before it was cleaned
-
-
-def test_slices_and_label_maps_are_cleaned_as_cases_are():
-    rng = np.random.default_rng(0)
-    image = MetaTensor(torch.zeros(1, 5, 9, 9), affine=np.diag([3.0, 1.0, 0.5, 1.0]))
-    clean = {"smallest": 2.0, "unit": "mm", "fill": True}
-    masks = rng.random((2, 5, 9, 9)) < 0.3
-    found = CleanMasks(2, 2, False, **clean)({"image": image, "pred": torch.tensor(masks).float()})["pred"]
-    for k in range(5):
-        assert np.array_equal(found[:, k].bool(), cleaned(masks[:, k], Clean(**clean), (1.0, 0.5)))
-    numbers = torch.tensor(rng.integers(0, 3, (1, 5, 9, 9))).float()
-    found = CleanMasks(2, 3, True, **clean)({"image": image, "pred": numbers})["pred"]
-    parts = np.stack([numbers[0].numpy() == k for k in (1, 2)])
-    expected = cleaned(parts, Clean(**clean), (3.0, 1.0, 0.5), exclusive=True)
-    assert found.dtype == numbers.dtype and np.array_equal(np.stack([found[0] == k for k in (1, 2)]), expected)
+    run = ps.train(replace(study, train=replace(study.train, clean=Clean(fill=True))), tmp_path / "run").folder.path
+    refused(RunError, r"cleans its masks \(train.clean\), so it cannot be a bundle: 'polysite predict", run)
 
 
 def test_a_network_of_our_own_is_left_to_predict(tmp_path):

@@ -43,7 +43,7 @@ def written(folder, found, about=None, files=False):
 def figures(found):
     """The names of all figures."""
     turned = [f"angles-{name.replace(' ', '-')}" for name in found.angles]
-    drawn = [f"{kind}-{n}" for kind in ("map", "tree") for n in ("emd", "euclidean") if n in found.distances]
+    drawn = [f"tree-{n}" for n in ("emd", "euclidean") if n in found.distances]
     return sorted([*(f"distances-{n}" for n in found.distances), *drawn, "distributions", *turned])
 
 
@@ -62,7 +62,7 @@ def test_the_page_stands_alone_and_holds_everything(tmp_path, count, settings):
     assert len(identities) == len(set(identities))  # the figures do not borrow from one another
     # every figure is in the page and in files
     drawn, files = figures(found), tmp_path / "figures"
-    assert text.count("<svg") == len(drawn) == (10 if settings is LOOKS else 4)
+    assert text.count("<svg") == len(drawn) == (8 if settings is LOOKS else 3)
     expected = [f"{n}.{kind}" for n in drawn for kind in ("pdf", "png", "svg")]
     assert sorted(p.name for p in files.iterdir()) == sorted([*expected, "captions.json"])
     assert sorted(json.loads((files / "captions.json").read_text(encoding="utf-8"))) == drawn
@@ -85,19 +85,14 @@ def test_the_page_stands_alone_and_holds_everything(tmp_path, count, settings):
         assert row.count('class="best"') == 1 or count == 2
 
 
-def test_a_large_federation_has_figures_and_lists_of_fixed_size(tmp_path):
-    """Of 45 hospitals, a heat map and a tree name the outlier, a map ten; the page says what was limited."""
+def test_a_large_federation_has_lists_of_fixed_size(tmp_path):
+    """Of 45 hospitals, heat map and tree name all; the page lists the most distant pairs and what was limited."""
     found = assess(federation(45, [f"{LONG} {k:02}" for k in range(44)]), NUMBERS)
     text, distance = written(tmp_path, found), found.distances["emd"]
-    sites, table = assess_figures.ordered(found.sites, distance.matrix)
-    assert sorted(sites) == sorted(found.sites) and np.isnan(table.diagonal()).all()
-    assert table[0, 9] == distance.matrix[found.index(sites[0]), found.index(sites[9])]
     heatmap, tree = assess_figures.heatmap(found, distance).axes[0], assess_figures.dendrogram(found, distance).axes[0]
     for axes in (heatmap, tree):
-        named = [t for t in axes.get_yticklabels() if t.get_text()]
-        assert len(axes.get_yticklabels()) == 45 and [t.get_fontweight() for t in named] == ["bold"]
-    assert not any("★" in t.get_text() for t in heatmap.texts)
-    assert len(assess_figures.plane(found, distance).axes[0].texts) == 10 + 1  # and the ruler's
+        assert len({t.get_text() for t in axes.get_yticklabels()}) == 45
+        assert [t.get_fontweight() for t in axes.get_yticklabels()].count("bold") == 1
     assert all(escape(words).replace("&#x27;", "&#39;") in text for words in found.limits)
     assert len(re.findall(r"<td[^>]*>[^<]+ – [^<]+</td>", text)) == 30  # the most distant pairs alone
     left = text[text.index('<h2 id="left">') : text.index('<h2 id="made">')]
@@ -142,7 +137,7 @@ def test_figures_fit_any_number_of_hospitals(count):
     found = assess({f"{k} {LONG * (k % 3 == 0)}": host(5 + k % 4, k, look=0.1 * k) for k in range(count)}, LOOKS)
     draw, distance = assess_figures, found.distances["emd"]
     turned = replace(found, case_angles=found.angles)
-    made = [draw.heatmap(found, distance), draw.heatmap(found, distance, small=True), draw.plane(found, distance),
+    made = [draw.heatmap(found, distance), draw.heatmap(found, distance, small=True),
             draw.dendrogram(found, distance), draw.distributions(found), draw.angles(found, "component 1"),
             draw.angles(turned, "component 1", True)]  # fmt: skip
     for k, figure in enumerate(made):
@@ -150,19 +145,6 @@ def test_figures_fit_any_number_of_hospitals(count):
         figure.draw_without_rendering()
         box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()  # around all that is drawn
         assert box.x0 > -0.05 and box.y0 > -0.05 and box.x1 < width + 0.05 and box.y1 < height + 0.05, k
-
-
-def test_the_map_keeps_distances_that_a_plane_can_hold():
-    points = np.random.default_rng(0).normal(size=(7, 2))
-    matrix = np.linalg.norm(points[:, None] - points, axis=-1)
-    at, share = assess_figures.places(matrix)
-    assert np.linalg.norm(at[:, None] - at, axis=-1) == pytest.approx(matrix) and share == pytest.approx(1)
-    assert at[np.abs(at).argmax(0), [0, 1]].min() > 0
-    two, whole = assess_figures.places(np.array([[0, 3.0], [3, 0]]))
-    assert abs(two[0, 0] - two[1, 0]) == pytest.approx(3) and whole == pytest.approx(1)
-    cube = np.ones((8, 8)) - np.eye(8)  # needs seven axes, all alike
-    assert assess_figures.places(cube)[1] == pytest.approx(2 / 7)
-    assert assess_figures.places(np.zeros((3, 3)))[1] == 1
 
 
 def test_a_star_marks_what_is_more_than_chance_and_bold_the_outlier():

@@ -2,12 +2,10 @@
 
 import json
 from pathlib import Path
-from shutil import copytree
 from statistics import fmean
 
 import pytest
 
-from polysite.errors import RunError
 from polysite.report import page, publish
 from polysite.report.runs import methods, read
 
@@ -37,16 +35,10 @@ def test_a_finished_run_has_the_scores_and_the_records_that_0_1_0_gave_it(name):
 @pytest.mark.parametrize("name", ["phases", "classes"])
 def test_its_page_and_a_comparison_are_built(name, tmp_path):
     mean = f"{EXPECTED[name]['mean']:.3f}"
-    assessment = copytree(ROOT / "assessment", tmp_path / "assessment")
-    (assessment / "figures").mkdir(exist_ok=True)
-    (assessment / "figures" / "distances-emd.svg").write_text('<svg id="far"></svg>')
-    text = page.build(name, methods([read(FINISHED[name])]), page.Options(assessment=assessment))
-    assert "data:image/svg+xml;base64," in text and '<svg id="far">' not in text  # so that figures share no names
+    text = page.build(name, methods([read(FINISHED[name])]))
     assert mean in text and all(site in text for site in EXPECTED[name]["by_site"])
     publish.comparison(tmp_path / "comparison", "Alone", methods([read(FINISHED[name])]), page.Options(scans=False))
     assert mean in (tmp_path / "comparison" / "tables.md").read_text()
-    with pytest.raises(RunError, match="is no assessment that can be read"):
-        page.build(name, methods([read(FINISHED[name])]), page.Options(assessment=tmp_path))
 
 
 @pytest.mark.parametrize("name", ["ditto", "phases"])

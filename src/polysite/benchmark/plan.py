@@ -1,4 +1,4 @@
-"""The plan of a benchmark: runs, hours on this machine's device, and disk, before anything is trained.
+"""The plan of a benchmark: runs and hours on this machine's device, before anything is trained.
 
 Steps and validated cases come from a rehearsal of every algorithm (``study/estimate.py``) with the sizes of the sites:
 those of the data, or the published ones if the data are not here. Seconds come from a few real training steps and one
@@ -7,31 +7,26 @@ prediction on this machine (``pace.py``).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil, prod
 from typing import Any
 
 from polysite import config, study
-from polysite.algorithms.base import facts
 from polysite.benchmark.bench import Bench
 from polysite.benchmark.budget import equalise
 from polysite.benchmark.jobs import pooled_training, studies
-from polysite.benchmark.pace import measure, scan_size
+from polysite.benchmark.pace import measure
 from polysite.config import Study
 from polysite.costs.model import total
 from polysite.data.federation import Natural
-from polysite.data.sources import Phantom
 from polysite.errors import ConfigError, PolysiteError
 from polysite.report.costs import duration
 from polysite.report.grid import Cell, Grid, Line, name, number
 from polysite.report.published import sizes
-from polysite.study.estimate import case_bytes, folder_bytes, tree_bytes
 
 ROUNDS = 3  # rehearsed of a phase; the others are like the last of these
-PREDICTION, SCAN = 3e4, 3e6  # bytes on disk of a predicted case, and of one of the three per site kept to look at
 
 
 def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Grid:
-    """Return the table of all runs with their hours and disk.
+    """Return the table of all runs with their hours.
 
     Args:
         bench: The benchmark.
@@ -45,45 +40,33 @@ def plan(bench: Bench, overrides: Mapping[str, str], absent: bool = False) -> Gr
     work = [{n: _Work.of(s) for n, s in cell.items()} for cell in cells]
     pace = measure(first, next(iter(work[0].values())).steps)
     places = len(bench.places)
-    lines, hours, disk, runs = [], 0.0, 0.0, 0
+    lines, hours, runs = [], 0.0, 0
     for title, each in cells[0].items():
         before = next((n for n, s in cells[0].items() if config.is_beginning(s, of=each)), None)
         mine = [done[title].after(done[before] if before else None) for done in work if title in done]
         count = places * len(mine)
         spent = places * sum(pace.seconds(m.steps, m.cases + m.tested) for m in mine) / 3600
-        stored, steps = places * sum(m.stored for m in mine), places * sum(m.steps for m in mine)
+        steps = places * sum(m.steps for m in mine)
         if bench.tuning and not before:
-            times, trials = bench.tuning.effort, len(bench.tuning.trials(None))
-            spent, steps, stored = spent * times, round(steps * times), stored * trials
-        hours, disk, runs = hours + spent, disk + stored, runs + count
+            times = bench.tuning.effort
+            spent, steps = spent * times, round(steps * times)
+        hours, runs = hours + spent, runs + count
         after = f"after {before}" if before else ""
         counts = (number(count, "d"), number(mine[0].rounds, "d"), _whole(steps), Cell(f"{spent:.1f}", spent))
-        lines.append(Line((name(title), *counts, _size(stored), name(after))))
+        lines.append(Line((name(title), *counts, name(after))))
     cases = sum(len(refs) for refs in first.data.case_refs(first.seed).values())
-    total = (number(runs, "d"), name(""), name(""), Cell(f"{hours:.1f}", hours), _size(disk), name(""))
+    total = (number(runs, "d"), name(""), name(""), Cell(f"{hours:.1f}", hours), name(""))
     lines.append(Line((name("all"), *total), "total"))
     unit = "GPU hours" if pace.device.startswith("cuda") else "CPU hours"
-    head = ("method", "runs", "rounds", "steps of all runs", unit, "disk", "")
+    head = ("method", "runs", "rounds", "steps of all runs", unit, "")
     count = len(first.data.case_refs(0))
     whose = f"the published sizes of {_sites(count)}" if absent else "the data"
     note = (
         f"{pace.how} One run after the other on this device; with {whose}, {cases} cases. All together: "
-        f"{duration(3600 * hours)}. Disk: checkpoints, models, predictions and scans to look at"
-        f"{_prepared(first, cases)}. Validated and tested cases are counted; not counted: scores that an algorithm "
+        f"{duration(3600 * hours)}. Validated and tested cases are counted; not counted: scores that an algorithm "
         "takes within a round, and predictions of personal models for the cases of other hospitals."
     )
     return Grid("plan", f"Plan of {bench.name}", head, tuple(lines), note)
-
-
-def _prepared(chosen: Study, cases: int) -> str:
-    """Return the size of the cache of prepared cases, and of the scans that it assumes; empty for phantoms."""
-    if isinstance(chosen.data, Phantom):
-        return ""
-    scans = chosen.data.task == "segmentation"
-    size = scan_size(chosen) if scans else chosen.train.patch
-    stored = cases * case_bytes(chosen, prod(size))
-    assumed = f", if a scan has {' x '.join(map(str, size))} voxels" if scans else ""
-    return f"; the cache of prepared cases takes about {_size(stored).text} more{assumed}"
 
 
 def _sites(count: int) -> str:
@@ -136,31 +119,20 @@ def _dealable(chosen: Study) -> Study:
 
 @dataclass(frozen=True)
 class _Work:
-    """Work and disk space of one run of a study."""
+    """Work of one run of a study."""
 
     rounds: int
     steps: int
     cases: int  # validated
     tested: int
-    stored: float  # approximate bytes of the run folder
 
     @classmethod
     def of(cls, chosen: Study) -> "_Work":
         """Rehearse a study."""
-        seen: list[Any] = []
-
-        def look(*state: Any) -> None:
-            seen[:] = [state]
-
-        params = study.initial_params(chosen)
-        loads = study.loads(chosen, look, params=params, most=ROUNDS)
-        done, dealt = total(loads), study.deal_cases(chosen).values()
-        tested = [len(splits["test"]) for splits in dealt]
-        model = sum(v.nbytes for v in params.values())
-        served = 1 if facts(config.phases(chosen)[-1].algorithm).shared_model else len(dealt)
-        checkpoint = tree_bytes(seen, {k: prod(v.shape) for k, v in params.items()})
-        stored = folder_bytes(chosen, served * model, checkpoint) + PREDICTION * sum(tested)
-        return cls(len(loads), done.steps, done.cases, sum(tested), stored + SCAN * sum(min(3, n) for n in tested))
+        loads = study.loads(chosen, most=ROUNDS)
+        done = total(loads)
+        tested = sum(len(splits["test"]) for splits in study.deal_cases(chosen).values())
+        return cls(len(loads), done.steps, done.cases, tested)
 
     def after(self, before: "_Work | None") -> "_Work":
         """Return what is left to do after a run that did the first rounds."""
@@ -172,7 +144,3 @@ class _Work:
 
 def _whole(value: float) -> Cell:
     return Cell(f"{value:,.0f}".replace(",", " "), value)
-
-
-def _size(value: float) -> Cell:
-    return Cell(f"{ceil(value / 1e9)} GB" if value >= 1e9 else f"{ceil(value / 1e6)} MB", value)

@@ -27,7 +27,7 @@ def bench(
     folds: Annotated[
         Path | None, Option(metavar="FOLDER", help="Folder of the published folds; without it, polysite makes folds.")
     ] = None,
-    plan: Annotated[bool, Option("--plan", help="List runs, hours on this device and disk; train nothing.")] = False,
+    plan: Annotated[bool, Option("--plan", help="List runs and hours on this device; train nothing.")] = False,
     only: Annotated[list[str] | None, Option(metavar="METHOD", help="Run only this method. May be repeated.")] = None,
     budget: Annotated[
         str | None,

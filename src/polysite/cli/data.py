@@ -169,7 +169,7 @@ def preview(
     cases: Annotated[int, Option(min=1, help="Cases per site, spread evenly over its list.")] = 6,
     override: Override = None,
 ) -> None:
-    """Draw a sheet per site: slices, outlines, histograms."""
+    """Draw a sheet per site: slices and outlines."""
     from polysite.data.files import Files
     from polysite.report import preview as sheets
 

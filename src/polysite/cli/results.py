@@ -25,12 +25,6 @@ EmptyMasks = Annotated[
 Definition = Annotated[
     str, Option(metavar="KIND", help="HD95 as the larger of both directions (max), or over both together (union).")
 ]
-Speeds = Annotated[
-    str | None, Option(metavar="NAME", help="Speeds for simulated time: paper_b or fets; those of the runs by default.")
-]
-Assessment = Annotated[
-    Path | None, Option(metavar="FOLDER", help="Folder of an assessment whose distances the page shows.")
-]
 Scans = Annotated[bool, Option("--scans/--no-scans", help="Show slices of patients on the page.")]
 Figures = Annotated[
     list[str] | None,
@@ -133,8 +127,6 @@ def compare(
     ] = None,
     figure: Figures = None,
     case: Cases = None,
-    speeds: Speeds = None,
-    assessment: Assessment = None,
     scans: Scans = True,
     title: Annotated[str, Option(help="Title of the page.")] = "Methods compared",
     quiet: Quiet = False,
@@ -150,7 +142,7 @@ def compare(
     from polysite.report.runs import methods, read
 
     compared = methods(read(path, name, on) for name, path in map(_named, runs))
-    options = options_of(compared, reference, empty, hd95, tail, speeds, assessment, scans, figure, case)
+    options = options_of(compared, reference, empty, hd95, tail, scans, figure, case)
     options = replace(options, questions=tuple(test or ()))
     target = out or RunFolder.fresh(Path("comparisons"), "compare")
     done = publish.comparison(target, title, compared, options)
@@ -169,8 +161,6 @@ def report(
     hd95: Definition = "max",
     figure: Figures = None,
     case: Cases = None,
-    speeds: Speeds = None,
-    assessment: Assessment = None,
     scans: Scans = True,
 ) -> None:
     """Write the HTML page of a run, finished or not.
@@ -181,7 +171,7 @@ def report(
     from polysite.report.runs import methods, read
 
     shown = methods([read(run)])
-    options = options_of(shown, None, empty, hd95, "two-sided", speeds, assessment, scans, figure, case)
+    options = options_of(shown, None, empty, hd95, "two-sided", scans, figure, case)
     print(publish.page(out or run / "index.html", shown, options, files=True))
 
 
@@ -191,8 +181,6 @@ def options_of(
     empty: str,
     hd95: str,
     tail: str,
-    speeds: str | None,
-    assessment: Path | None,
     scans: bool,
     figures: list[str] | None,
     cases: list[str] | None,
@@ -201,20 +189,16 @@ def options_of(
     from typing import get_args
 
     from polysite import config
-    from polysite.costs.speeds import SPEEDS
-    from polysite.errors import nearest
     from polysite.metrics.measures import Empty, EmptyMaskPolicy
     from polysite.metrics.statistics import Tail
     from polysite.report.page import Options
 
-    if speeds is not None and speeds not in SPEEDS:
-        raise ConfigError(f"there are no speeds called {speeds!r}; {nearest(speeds, SPEEDS)}")
     if cases and not scans:
         raise ConfigError("--case shows images of patients and --no-scans leaves them out; leave one of the two out")
     if tail not in get_args(Tail):
         raise ConfigError(f"--tail {tail}: choose {', '.join(get_args(Tail))}")
     first = methods[0].first
-    chosen = SPEEDS[speeds] if speeds else config.parse(first.config, where=str(first.path / "config.toml")).cost
+    speeds = config.parse(first.config, where=str(first.path / "config.toml")).cost
     penalty: float | Literal["diagonal"] = "diagonal"
     kind = empty
     if empty not in get_args(Empty):
@@ -223,7 +207,7 @@ def options_of(
         except ValueError:
             raise ConfigError(f"--empty {empty}: {', '.join(get_args(Empty))}, or a number of millimetres") from None
     policy = EmptyMaskPolicy(kind, penalty, hd95)  # type: ignore[arg-type]
-    shown = Options(reference, policy, tail, chosen, assessment, scans)  # type: ignore[arg-type]
+    shown = Options(reference, policy, tail, speeds, scans=scans)  # type: ignore[arg-type]
     return replace(shown, figures=tuple(figures or ()), cases=tuple(cases or ()))
 
 

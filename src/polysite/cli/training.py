@@ -134,7 +134,7 @@ def assess(
 
 @app.command()
 def cost(config: Config = None, override: Override = None, as_json: Json = False) -> None:
-    """Estimate steps, bytes, time and energy of a study."""
+    """Estimate steps, bytes and time of a study."""
     study = study_of(config, override or [])
     from polysite import study as studies
     from polysite.report import costs, tables

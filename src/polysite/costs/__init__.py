@@ -1,1 +1,1 @@
-"""Cost of a run, measured or planned: steps, bytes, seconds, energy."""
+"""Cost of a run, measured or planned: steps, bytes, seconds."""

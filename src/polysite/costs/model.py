@@ -1,26 +1,21 @@
-"""Cost of a federated run: steps, bytes, seconds at real hospitals, energy.
+"""Cost of a federated run: steps, bytes, seconds at real hospitals.
 
 Paper: Manthe et al., Federated brain tumor segmentation: an extensive benchmark, 2024, equations 34 to 38
 
     steps          sum_r sum_k s_k
     parallel steps sum_r max_k s_k
     seconds        sum_r max_k (s_k t_batch + n_k t_case + down_k / v_down + up_k / v_up)
-    energy         sum_r sum_k (s_k t_batch + n_k t_case) watts + bytes kwh_per_gb        an estimate, not in the paper
 
-A round lasts as long as its slowest site. Energy covers sites while they compute, and the network. It does not cover
-waiting sites, the server and cooling. ``measured`` uses the records of a run; ``planned`` needs no run.
+A round lasts as long as its slowest site. ``measured`` uses the records of a run; ``planned`` needs no run.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from polysite.costs.speeds import Speeds
 from polysite.errors import ConfigError, nearest
 from polysite.payload import SiteId
-
-JOULES_PER_KWH = 3.6e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,6 @@ class Cost:
     slowest: tuple[SiteId, ...]  # the site that the others wait for, by round
     computing: tuple[float, ...]  # seconds of computation of that site, by round
     communicating: tuple[float, ...]  # seconds of communication of that site, by round
-    estimated_kwh: float  # of all sites and the network
 
     @property
     def bytes_down(self) -> int:
@@ -76,14 +70,9 @@ class Cost:
         return max((n + self.up[i] for i, n in self.down.items()), default=0)
 
     @property
-    def seconds_by_round(self) -> tuple[float, ...]:
-        """Elapsed seconds at the end of every round."""
-        return tuple(accumulate(a + b for a, b in zip(self.computing, self.communicating, strict=True)))
-
-    @property
     def seconds(self) -> float:
         """Duration of the run."""
-        return self.seconds_by_round[-1] if self.rounds else 0.0
+        return sum(a + b for a, b in zip(self.computing, self.communicating, strict=True))
 
 
 def measured(exchanges: Iterable[tuple[Mapping[SiteId, Load], bool]], speeds: Speeds, batch: int) -> Cost:
@@ -175,13 +164,12 @@ def _total(rounds: Sequence[Mapping[SiteId, Load]], speeds: Speeds, batch: int) 
         v = at[site]
         return load.steps * batch * v.patch + load.cases * v.case, load.down / v.down / 1e6 + load.up / v.up / 1e6
 
-    slowest, longest, joules = [], [], 0.0
+    slowest, longest = [], []
     for load in rounds:
         times = {i: spent(i, x) for i, x in load.items()}
         last = max(sorted(times), key=lambda i: sum(times[i]), default="")  # empty if no site replied
         slowest.append(last)
         longest.append(times.get(last, (0.0, 0.0)))
-        joules += sum(computing * at[i].watts for i, (computing, _) in times.items())
     down = {i: sum(load[i].down for load in rounds if i in load) for i in names}
     up = {i: sum(load[i].up for load in rounds if i in load) for i in names}
     return Cost(
@@ -194,5 +182,4 @@ def _total(rounds: Sequence[Mapping[SiteId, Load]], speeds: Speeds, batch: int) 
         slowest=tuple(slowest),
         computing=tuple(t for t, _ in longest),
         communicating=tuple(t for _, t in longest),
-        estimated_kwh=joules / JOULES_PER_KWH + (sum(down.values()) + sum(up.values())) / 1e9 * speeds.kwh_per_gb,
     )

@@ -1,4 +1,4 @@
-"""Speeds of computation and communication of hospitals, which turn steps and bytes into seconds and energy.
+"""Speeds of computation and communication of hospitals, which turn steps and bytes into seconds.
 
 Two sets of values have a name. ``paper_b`` is that of Manthe et al., Federated brain tumor segmentation: an extensive
 benchmark, 2024 (section 4.4.7): every site has a V100 and the connection of the best connected institution of FeTS.
@@ -22,14 +22,12 @@ class Own:
         case: Seconds to validate a case.
         down: MB/s that the site receives.
         up: MB/s that the site sends.
-        watts: Power of the site while it computes.
     """
 
     patch: float | None = None
     case: float | None = None
     down: float | None = None
     up: float | None = None
-    watts: float | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -37,15 +35,13 @@ class Own:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Speeds of all hospitals. A MB is 1e6 bytes. Energy is an estimate from rated power and mean network energy.
+    """Speeds of all hospitals. A MB is 1e6 bytes.
 
     Args:
         patch: Seconds to train on a patch; a step takes ``train.batch`` times that.
         case: Seconds to validate a case.
         down: MB/s that a site receives.
         up: MB/s that a site sends.
-        watts: Power of a site while it computes; 300 is the rated power of a V100.
-        kwh_per_gb: Energy of the network; published values differ by more than a factor of ten.
         sites: Hospitals with other speeds, by name.
     """
 
@@ -53,9 +49,6 @@ class Speeds:
     case: float = 0.80
     down: float = 20.0
     up: float = 13.3
-    watts: float = 300.0
-    # Aslan et al., J. Industrial Ecology 2018: 0.06 in 2015, halved every two years; 0.01 is the value of about 2020
-    kwh_per_gb: float = 0.01
     sites: Mapping[SiteId, Own] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -1,15 +1,15 @@
 """The files of a MONAI bundle: configuration for inference, metadata, README.
 
 The preparation is written in MONAI's transforms, in the order and with the numbers of ``prepare``, and the weights are
-read by a line of Python, so that a bundle needs MONAI and the reader of its scans only (NiBabel or Pillow); to clean
-masks it also needs polysite. Without ground truth, a crop depends on the image alone, whereas training also keeps
+read by a line of Python, so that a bundle needs MONAI and the reader of its scans only (NiBabel or Pillow). Without
+ground truth, a crop depends on the image alone, whereas training also keeps
 labelled voxels outside of it.
 """
 
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from statistics import fmean
 from typing import Any
@@ -108,7 +108,7 @@ class Bundle(ServedModel):
     def packages(self) -> dict[str, str]:
         """Versions of the required packages besides MONAI, torch and numpy."""
         reader = "pillow" if self.scans.flat else "nibabel"
-        return {name: version(name) for name in (reader, *(["polysite"] if self.study.train.clean.does else []))}
+        return {reader: version(reader)}
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers of the model by the names of the network, without heads that do not predict."""
@@ -337,16 +337,7 @@ def _decision(bundle: Bundle) -> list[Config]:
     exclusive = isinstance(bundle.task, tasks.Exclusive)
     decide = "$lambda x: x.argmax(0, keepdim=True).float()" if exclusive else "$lambda x: (x > 0).float()"
     back = _step("Invert", "pred", orig_keys="image", transform="@preprocessing", post_func="$lambda x: x.byte()")
-    return [_step("Lambda", "pred", func=decide), *_cleaning(bundle), back]
-
-
-def _cleaning(bundle: Bundle) -> list[Config]:
-    """Return the step that cleans masks, if the run did."""
-    if not bundle.study.train.clean.does:
-        return []
-    kind: Config = {"_target_": "polysite.export.masks.CleanMasks", **asdict(bundle.study.train.clean)}
-    exclusive = isinstance(bundle.task, tasks.Exclusive)
-    return [{**kind, "labels": len(bundle.labels), "dims": bundle.dims, "exclusive": exclusive}]
+    return [_step("Lambda", "pred", func=decide), back]
 
 
 def file_names(labels: Sequence[str]) -> list[str]:
@@ -492,17 +483,12 @@ def _wanted(bundle: Bundle) -> str:
     return " ".join(sentences)
 
 
-def _cleaned(bundle: Bundle) -> str:
-    clean = bundle.study.train.clean
-    return f" Masks are cleaned: {clean}." if clean.does else ""
-
-
 def _given(bundle: Bundle) -> str:
     """Return the section of the README that describes the output files."""
     end = ".png" if bundle.scans.flat else ".nii.gz"
     if isinstance(bundle.task, tasks.Exclusive):
         values = ", ".join(f"{k} {label}" for k, label in enumerate(bundle.labels, start=1))
-        return f"`PREDICTIONS/CASE/CASE_labels{end}` on the grid of the scan: 0 background, {values}.{_cleaned(bundle)}"
+        return f"`PREDICTIONS/CASE/CASE_labels{end}` on the grid of the scan: 0 background, {values}."
     names = ", ".join(f"`CASE_{n}{end}`" for n in file_names(bundle.labels))
     where = "In `PREDICTIONS/CASE/`, on the grid of the scan"
-    return f"{where}, a mask of 0 and 1 per label (they may overlap): {names}.{_cleaned(bundle)}"
+    return f"{where}, a mask of 0 and 1 per label (they may overlap): {names}."

@@ -84,6 +84,7 @@ def _beyond_monai(found: ServedModel) -> str:
     model = found.study.model
     networks = model.members if isinstance(model, Ensemble) else (model,)
     reasons = {
+        "cleans its masks (train.clean)": found.study.train.clean.does,
         "classifies images": found.result.task == "classification",
         "has a model for every cluster of patients": found.clusters is not None,
         "has a network that is not of MONAI": not all(isinstance(network, UNet | Monai) for network in networks),

@@ -35,9 +35,9 @@ EVIDENCE = {
 
 def write(folder: Path, assessment: Assessment, verdict: Verdict, about: Mapping[str, Any]) -> Path:
     """Write the self-contained ``index.html`` and its figures; ``about`` is printed at the end."""
-    heatmaps, maps = _heatmaps(assessment), _maps(assessment)
+    heatmaps, trees = _heatmaps(assessment), _trees(assessment)
     held, angles, case_angles = _held(assessment), _angles(assessment, False), _angles(assessment, True)
-    write_figures(folder / "figures", [*heatmaps, *maps, *([held] if held else []), *angles, *case_angles])
+    write_figures(folder / "figures", [*heatmaps, *trees, *([held] if held else []), *angles, *case_angles])
     main = [assessment.distances[name] for name in FIRST if name in assessment.distances]
     page = folder / "index.html"
     text = render(
@@ -50,16 +50,14 @@ def write(folder: Path, assessment: Assessment, verdict: Verdict, about: Mapping
         evidence=EVIDENCE,
         hospitals=assess_tables.by_site(assessment),
         heatmaps=heatmaps,
-        maps=maps,
+        trees=trees,
         held=held,
         angles=angles,
         case_angles=case_angles,
         quantities=assess_tables.quantities(assessment),
-        pairs=[assess_tables.pairs(assessment, distance) for distance in main],
+        pairs=[assess_tables.pairs(assessment, distance) for distance in assessment.distances.values()],
         matrices=[assess_tables.matrix(assessment, d) for d in main if len(assessment.sites) <= draw.MANY],
-        tested=assess_tables.tested(assessment),
         agreement=assess_tables.agreement(assessment),
-        ranks=assess_tables.ranks(assessment),
         left=_left(assessment),
         settings=asdict(assessment.settings),
         about=about,
@@ -68,7 +66,6 @@ def write(folder: Path, assessment: Assessment, verdict: Verdict, about: Mapping
         grouped=len(assessment.sites) > LARGE,
         at_once=at_once(len(assessment.sites)),
         rounds=ROUNDS,
-        labelled=draw.LABELLED,
     )
     page.write_text(text, encoding="utf-8")
     return page
@@ -128,16 +125,12 @@ def _unit(assessment: Assessment, name: str) -> str:
     return f"{most} ({' and '.join(q.name for q in chosen)}), {unit}"
 
 
-def _maps(assessment: Assessment) -> list[Picture]:
-    """Draw a map and a tree of each main distance."""
+def _trees(assessment: Assessment) -> list[Picture]:
+    """Draw a tree of each main distance."""
     shown = []
     for distance in (assessment.distances[name] for name in FIRST if name in assessment.distances):
-        name, words = distance.name, f"of the hospitals by the {distance.title}"
-        share = draw.places(distance.matrix)[1]
-        kept = f"The map reproduces {share:.0%} of the squared distances."
-        svg = draw.drawing(draw.plane(assessment, distance), f"map-{name}", f"Map {words}")
-        shown.append(Picture(f"Map by {SHORT[name]} distance", svg, kept, name=f"map-{name}"))
-        svg = draw.drawing(draw.dendrogram(assessment, distance), f"tree-{name}", f"Tree {words}")
+        name, title = distance.name, f"Tree of the hospitals by the {distance.title}"
+        svg = draw.drawing(draw.dendrogram(assessment, distance), f"tree-{name}", title)
         apart = "Separate groups are coloured." if len(distance.linked) > 1 else "There are no separate groups."
         caption = apart if len(assessment.sites) > 2 else ""
         shown.append(Picture(f"Tree by {SHORT[name]} distance", svg, caption, name=f"tree-{name}"))
@@ -151,13 +144,6 @@ def _held(assessment: Assessment) -> Picture | None:
     title, most = "Data of the hospitals", assessment.settings.levels
     svg = draw.drawing(draw.distributions(assessment), "distributions", f"{title}, quantity by quantity")
     few = max(assessment.cases[s] for s in assessment.sites) <= most
-    if len(assessment.sites) > LARGE:
-        caption = (
-            "The line is the median of a hospital, in ascending order of the hospitals; the dark band spans the middle "
-            "half of its cases, the light band all of them. Orange: the hospital differs significantly from all others "
-            "together in this quantity. EMD: the mean Earth Mover's distance over all pairs of hospitals."
-        )
-        return Picture(title, svg, caption, name="distributions")
     caption = (
         f"One dot is one case{'' if few else f', or the mean of several if there are more than {most}'}; "
         "the line spans the middle half of the cases, the vertical mark is the median. "

@@ -101,17 +101,6 @@ def pairs(assessment: Assessment, distance: Distance) -> Grid:
     return Grid(f"pairs_{distance.name}", title, head, tuple(lines))
 
 
-def tested(assessment: Assessment) -> Grid:
-    """Return the adjusted p-values of the pairs by every distance; the most distant in their metadata come first."""
-    couples = _couples(assessment, assessment.metadata.matrix)
-    distances = assessment.distances.values()
-    lines = [Line((name(_pair(assessment, at)), *(_chance(d.adjusted[at]) for d in distances))) for at in couples]
-    most = "" if len(assessment.sites) <= MANY else f" Only the {MAX_PAIRS} pairs most distant in their metadata."
-    note = f"Adjusted p-value of every pair by every distance; {STAR} if it is at most {LEVEL:g}.{most}"
-    return Grid("tested", "Which pairs differ", ("hospitals", *map(SHORT.__getitem__, assessment.distances)),
-                tuple(lines), note)  # fmt: skip
-
-
 def agreement(assessment: Assessment) -> Grid:
     """Return for every distance the most distant hospital and the groups of hospitals."""
     lines = []
@@ -122,30 +111,6 @@ def agreement(assessment: Assessment) -> Grid:
     head = ("distance", "most distant", "groups around it", "groups by linkage")
     note = "In brackets: the share of the resamples in which this hospital is the most distant; the silhouette."
     return Grid("agreement", "By distance", head, tuple(lines), note)
-
-
-def ranks(assessment: Assessment) -> Grid | None:
-    """Return Spearman's rank correlations of the distances over the pairs; None if there is too little to compare."""
-    from scipy.stats import spearmanr
-
-    upper = {n: d.matrix[np.triu_indices(len(assessment.sites), 1)] for n, d in assessment.distances.items()}
-    if len(assessment.sites) < 3 or len(upper) < 2:
-        return None
-
-    def cell(one: str, other: str) -> Cell:
-        if one == other:
-            return Cell("")
-        constant = min(np.ptp(upper[one]), np.ptp(upper[other])) == 0
-        return Cell("–") if constant else number(float(spearmanr(upper[one], upper[other]).statistic), ".2f")
-
-    lines = [Line((name(SHORT[one]), *(cell(one, other) for other in upper))) for one in upper]
-    count = len(next(iter(upper.values())))
-    note = (
-        "Spearman's rank correlation over the pairs of hospitals: 1 if two distances order all pairs in the same way, "
-        f"0 if their orders are unrelated.{f' With {count} pairs it has little weight.' * (count < 10)}"
-    )
-    head = ("", *map(SHORT.__getitem__, upper))
-    return Grid("ranks", "Rank correlation of the distances", head, tuple(lines), note)
 
 
 def groups(clusters: Groups) -> str:

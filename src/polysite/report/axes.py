@@ -102,7 +102,7 @@ def regrouped(run: Summary, like: Summary) -> Summary:
         places = [(row, moved.get((row.site, row.case))) for row in evaluation.rows]
         rows = [replace(row, site=at[0], case=at[1]) for row, at in places if at is not None]
         evaluation = replace(evaluation, rows=rows, about={**evaluation.about, "shown": []})
-    return replace(run, scores=scores(run.scores), common=scores(run.common), evaluation=evaluation, like=like)
+    return replace(run, scores=scores(run.scores), evaluation=evaluation, like=like)
 
 
 def distances(folders: Iterable[Path]) -> dict[str, float]:

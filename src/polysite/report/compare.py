@@ -245,7 +245,6 @@ def tables(comparison: Comparison) -> list[Grid]:
         *subgroups.tables(comparison),
         *_tested(comparison),
         *paired_tests.answers(comparison.asked),
-        *_selected(comparison),
         *averages.tables(comparison.methods, _split(comparison)),
         *([_empties(comparison)] if far else []),
     ]
@@ -365,42 +364,6 @@ def _tested(comparison: Comparison) -> list[Grid]:
         title = f"Against {comparison.reference}: {about(measure).title}"
         grids.append(Grid(f"tests_{measure}", title, head, tuple(lines), note))
     return grids
-
-
-def _selected(comparison: Comparison) -> list[Grid]:
-    """Return the best round of every hospital, and its score beside that with one best round for all."""
-    chosen = {m.name: m.common() for m in comparison.trained if any(run.best_rounds for run in m.runs)}
-    methods = [comparison.find(n) for n, values in chosen.items() if values]
-    if not methods:
-        return []
-    lines = []
-    for site in (*comparison.sites, None):
-        cells = []
-        for m in methods:
-            best = [run.best_rounds.get(site) if site else run.best_round for run in m.runs]
-            rounds = [index + 1 for index in best if index is not None]
-            own = m.of(site, comparison.main, comparison.policy)
-            common = [v for (s, _), v in chosen[m.name].items() if site in (None, s)]
-            cells += [_rounds(rounds), spread(own), spread(common)]
-        lines.append(Line((name(site or "all"), *cells), "" if site else "total"))
-    head = ["hospital"]
-    for m in methods:
-        head += [f"{m.name}: round", f"{m.name}: own", f"{m.name}: common"]
-    note = (
-        f"Mean ± standard deviation of {about(comparison.main).title} over the {_split(comparison)} cases. Own: every "
-        "hospital, or every group of hospitals, uses the model of the round that was best on its own validation cases. "
-        "Common: all use the model of the round that was best on average, named in the last row. All other tables show "
-        "the own choice."
-    )
-    return [Grid("best_rounds", "Best round of every hospital", tuple(head), tuple(lines), note)]
-
-
-def _rounds(rounds: Sequence[int]) -> Cell:
-    """Return a cell with a round, or with the range over several runs."""
-    if not rounds:
-        return Cell("–")
-    low, high = min(rounds), max(rounds)
-    return Cell(str(low) if low == high else f"{low}–{high}", fmean(rounds))
 
 
 def _empties(comparison: Comparison) -> Grid:

@@ -1,4 +1,4 @@
-"""Tables of costs: steps, bytes, simulated time, energy."""
+"""Tables of costs: steps, bytes, simulated time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from polysite.report.runs import Method, Summary
 
 HEAD = (
     "method", "rounds", "best round", "steps", "steps if pooled", "parallel steps", "to sites", "from sites",
-    "busiest site", "simulated time", "of it network (%)", "energy (kWh, estimate)",
+    "busiest site", "simulated time", "of it network (%)",
 )  # fmt: skip
 MEASURED = (
     "Bytes: all that crossed, which never contains images: models, replies, scores, and the final evaluation. A model "
@@ -82,11 +82,6 @@ def _fixed_steps(algorithm: Any) -> bool:
     return bool(getattr(algorithm, "steps", None)) or (hasattr(algorithm, "inner") and _fixed_steps(algorithm.inner))
 
 
-def hours(run: Summary, speeds: Speeds) -> list[float]:
-    """Return the simulated hours at the end of every round."""
-    return [seconds / 3600 for seconds in cost(run, speeds).seconds_by_round]
-
-
 def table(methods: Sequence[Method], speeds: Speeds) -> Grid:
     """Return a table of what the methods cost, as means over their runs; fine-tuning also without its grid."""
     lines, grids = [], False
@@ -140,7 +135,7 @@ def forecast(title: str, estimate: Cost, speeds: Speeds, single: Cost | None = N
 def _line(title: str, chosen: float | None, costs: Sequence[Cost]) -> Line:
     simulated = fmean(c.seconds for c in costs)
     share = fmean(sum(c.communicating) for c in costs) / simulated if simulated else 0.0
-    energy, pooled = fmean(c.estimated_kwh for c in costs), [c.pooled_steps for c in costs]
+    pooled = [c.pooled_steps for c in costs]
     cells = (
         number(fmean(c.rounds for c in costs), ".0f"),
         number(chosen, ".0f"),
@@ -152,7 +147,6 @@ def _line(title: str, chosen: float | None, costs: Sequence[Cost]) -> Line:
         _bytes(fmean(c.bytes_of_busiest for c in costs)),
         Cell(duration(simulated), simulated),
         number(100 * share, ".0f"),
-        Cell(f"{energy:.3g}", energy),
     )
     return Line((name(title), *cells))
 
@@ -165,8 +159,7 @@ def _note(speeds: Speeds, grids: bool = False) -> str:
         "Steps: taken by all sites, each of which rounds its last batch up. Steps if pooled: as if the patches of a "
         "round formed one pool, as some papers count; a dash if not known. Parallel steps: in every round those of the "
         f"site with most. {one}Simulated time: a round lasts as long as its "
-        f"slowest site, with {words(speeds)}. Energy is a rough estimate: {speeds.watts:g} W while a site computes and "
-        f"{speeds.kwh_per_gb:g} kWh per GB sent, without idle time, server and cooling."
+        f"slowest site, with {words(speeds)}."
     )
 
 

@@ -53,7 +53,10 @@ def curves(methods: Sequence[Method]) -> str:
                 chosen = run.best_round + 1
                 axes.plot(chosen, at[chosen], MARKERS[k % 7], color=colour(k), ms=7, mec="white", **mark)
     count_rounds(axes)
-    return _scores(figure, axes, methods)
+    axes.set_ylabel(f"{_measure(methods)}, validation cases")
+    axes.set_ylim(bottom=0)
+    legend(figure, dict(entries(axes)))
+    return draw(figure)
 
 
 def site_curves(methods: Sequence[Method]) -> str:
@@ -81,26 +84,6 @@ def site_losses(method: Method) -> str | None:
     """Draw the training loss of every hospital by round: lines for few hospitals, a heat map for many."""
     lines = _by_name(method.first, lambda r: {i: s.loss for i, s in r.sites.items() if s.steps and s.loss is not None})
     return _by_site([("", lines)], "training loss") if lines else None
-
-
-def times(methods: Sequence[Method], hours: Callable[[Summary], Sequence[float]]) -> str:
-    """Draw the validation score over simulated time; ``hours`` returns the time at the end of every round."""
-    figure, axes = new(WIDE, 3.0 + 0.2 * (len(methods) > FEW))
-    for k, method in enumerate(methods):
-        rounds, scores = method.curve(lambda run: run.curve)
-        _, clock = method.curve(lambda run: (list(range(1, len(run.records) + 1)), list(hours(run))))
-        _line(axes, k, ([clock[r - 1] for r in rounds], scores), method.name, lw=1.8, **tag(method.name))
-    axes.set_xlabel("simulated hours")
-    axes.set_xlim(left=0)
-    return _scores(figure, axes, methods)
-
-
-def _scores(figure: Figure, axes: Axes, methods: Sequence[Method]) -> str:
-    """Finish a figure whose vertical axis is the validation score."""
-    axes.set_ylabel(f"{_measure(methods)}, validation cases")
-    axes.set_ylim(bottom=0)
-    legend(figure, dict(entries(axes)))
-    return draw(figure)
 
 
 def matrix(values: Mapping[str, Mapping[str, float]], ends: tuple[float, float] | None = None) -> str:

@@ -1,11 +1,10 @@
-"""What the guard saw and did in a run (``run.guard``): alarms that name the site and the evidence, and a table."""
+"""Alarms of the guard of a run (``run.guard``), which name the site and the evidence; rounds.jsonl has every round."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from polysite.engines.record import RoundRecord, SiteGuard
-from polysite.report.grid import Grid, Line, name, number
 from polysite.report.runs import Method
 
 OFTEN, LONG = 3, 3.0  # rounds with a shortened change, and its length by what is allowed, from which there is an alarm
@@ -73,29 +72,6 @@ def alarms(methods: Sequence[Method]) -> list[str]:
         for site in watched(run.records)
         for sentence in site.alarms()
     ]
-
-
-def table(methods: Sequence[Method]) -> Grid:
-    """Return a table of what the guard saw and did, by site; without lines if no run had a guard."""
-    lines = []
-    for method, site in ((m, site) for m in methods for run in m.runs for site in watched(run.records)):
-        last, capped = site.seen[-1], next((g for g in site.seen if g.capped_share is not None), None)
-        numbers: list[tuple[float | None, str]] = [
-            (len(site.clipped), "d"), (max(site.clipped, default=None), ".2f"), (site.mean("cosine"), "+.2f"),
-            (site.mean("coherence"), "+.2f"), (last.standing, ".2f"), (min(g.factor for g in site.seen), ".2f"),
-            (capped.claimed_share if capped else None, ".2f"), (capped.capped_share if capped else None, ".2f"),
-        ]  # fmt: skip
-        lines.append(Line((name(method.name), name(site.site), *(number(*each) for each in numbers))))
-    head = (
-        "method", "hospital", "rounds shortened", "longest / allowed", "cosine", "others agree", "standing",
-        "least factor", "claimed share", "limited to",
-    )  # fmt: skip
-    note = (
-        "Changes longer than allowed are shortened; cosine: with the changes of the other hospitals (median), mean of "
-        "the rounds; others agree: the same among them; standing: 1 like the others, 0 noise or a way of its own, -1 "
-        "reversed; factor: of its weight; shares only where the guard limited them. rounds.jsonl has every round."
-    )
-    return Grid("guard", "", head, tuple(lines), note)
 
 
 def _shown(value: float | None) -> str:

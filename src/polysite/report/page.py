@@ -3,7 +3,6 @@
 It is built from the run folders alone: results, tests, example cases, training curves, costs, configuration.
 """
 
-from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +13,6 @@ import numpy as np
 from markupsafe import Markup
 
 from polysite.costs.speeds import Speeds
-from polysite.errors import RunError
-from polysite.foreign import parse_json
 from polysite.metrics.measures import EmptyMaskPolicy
 from polysite.metrics.statistics import Tail
 from polysite.report import costs, example_cases, figures, guarding, hospital_figures, protections, published, viewer
@@ -56,7 +53,6 @@ class Folded:
     text: str
 
 
-INLINE = '<img alt="" src="data:image/svg+xml;base64,{}">'
 MAX_INCIDENTS = 60  # on a page
 FEW_PLATES = 6  # hospitals whose example slices are not collapsed
 FEW_PANELS = 9  # hospitals whose curves are not collapsed
@@ -80,7 +76,7 @@ class Options:
         policy: Rule for distances of empty masks.
         tail: Alternative of the tests: ``two-sided``, ``greater`` (better than the reference) or ``less``.
         speeds: Speeds of the sites, for simulated time.
-        assessment: Folder of an assessment whose distances are shown.
+        assessment: Folder of an assessment, whose distances stand beside published ones.
         scans: Show slices of patients.
         remarks: Remarks at the top of the page.
         figures: Figures to add, by the names in ``PAPER_FIGURES``.
@@ -208,7 +204,7 @@ def _results(comparison: Comparison, options: Options) -> Iterator[Section]:
     if several:
         yield Section("sure", "Are the differences statistically significant?", tuple(tests))
     even = [("fair", "fairness")] if len(comparison.sites) > 1 else []
-    rest = [("asked", "asked"), ("rounds", "best_rounds"), ("averages", "averages"), *even]
+    rest = [("asked", "asked"), ("averages", "averages"), *even]
     for place, key in rest:
         if key in grids:
             yield Section(place, grids[key].title, (replace(grids[key], title=""),))
@@ -258,24 +254,15 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
     inside += [Picture("Diagnostics of the algorithms", diagnostics, "")] if diagnostics else []
     if inside:
         yield Section("weights", "Weights over rounds", tuple(inside))
-    if options.assessment:
-        yield _assessed(options.assessment)
     for k, method in enumerate(methods):
         yield from _clusters(method, f"_{k}" if len(methods) > 1 else "")
     grouped = [m for m in methods if m.first.groups]
     if grouped:
         yield Section("groups", "Groups of hospitals", tuple(_groups(m) for m in grouped))
-    blocks: list[Any] = [replace(costs.table(methods, options.speeds), title="")]
-    if seen:
-        picture = figures.times(seen, lambda run: costs.hours(run, options.speeds))
-        blocks.append(Picture("Score over simulated time", picture, ""))
-    yield Section("cost", "Cost", tuple(blocks))
+    yield Section("cost", "Cost", (replace(costs.table(methods, options.speeds), title=""),))
     privacy = tuple(g for g in (protections.table(methods), protections.audience(methods)) if g.lines)
     if privacy:
         yield Section("privacy", "Privacy", privacy)
-    guard = guarding.table(methods)
-    if guard.lines:
-        yield Section("guard", "What the guard saw and did", (guard,))
     trouble = [grid for grid in (_trouble(methods), _incidents(methods)) if grid.lines]
     if trouble:
         yield Section("trouble", "Absent sites, refused replies, incidents", tuple(trouble))
@@ -356,22 +343,6 @@ def _incidents(methods: Sequence[Method]) -> Grid:
     head = ("method", "time (UTC)", "round", "hospital", "what")
     note = f"The last {MAX_INCIDENTS} of {len(lines)}; rounds.jsonl has all." if len(lines) > MAX_INCIDENTS else ""
     return Grid("incidents", "Incidents", head, tuple(lines[-MAX_INCIDENTS:]), note)
-
-
-def _assessed(folder: Path) -> Section:
-    """Return the summary and figures of an assessment folder."""
-    try:
-        assessment = parse_json((folder / "assessment.json").read_text(encoding="utf-8"))
-        drawn = {n: (folder / "figures" / f"{n}.svg") for n in ("distances-emd", "distances-euclidean", "tree-emd")}
-        pictures = [
-            # an image element, in which no script runs
-            Picture(title, INLINE.format(b64encode(drawn[n].read_bytes()).decode()), "", narrow=True)
-            for n, title in zip(drawn, ("Earth Mover's distances", "Distances of embeddings", "Tree"), strict=True)
-            if drawn[n].is_file()
-        ]
-        return Section("assessed", "How the hospitals differ", (assessment["verdict"]["summary"], *pictures))
-    except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise RunError(f"{folder} is no assessment that can be read: {problem}") from problem
 
 
 def _state(methods: Sequence[Method]) -> Iterator[str]:

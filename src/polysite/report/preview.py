@@ -1,6 +1,6 @@
 """Preview sheets, one per site, to check the data before training.
 
-A row shows the modalities of a case with the outlines of its labels; below are histograms of all shown cases.
+A row shows the modalities of a case with the outlines of its labels.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,13 +9,11 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import MaxNLocator
 
 from polysite.config import Study
 from polysite.data.case import Case, CaseRef
@@ -26,9 +24,9 @@ from polysite.report.orientation import axes_of, turned, turned_size
 from polysite.storage import write_file
 
 OUTLINES = tuple(COLOURS[k] for k in (4, 1, 3, 2, 5))  # colours that are visible on grey
-SAMPLE = 200_000  # voxels of a volume that enter percentiles and histograms
+SAMPLE = 200_000  # voxels of a volume that enter percentiles
 DPI = 150
-NAMES, PANEL, HISTOGRAM, HEAD, LINE, NARROW = 1.65, 2.2, 1.2, 1.1, 0.15, 5.0  # inches
+NAMES, PANEL, HEAD, LINE, NARROW = 1.65, 2.2, 1.1, 0.15, 5.0  # inches
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,31 +115,24 @@ def _facts(case: Case) -> Iterator[str]:
 
 
 def _sheet(title: str, rows: Sequence[Row], modalities: Sequence[str], labels: Sequence[str]) -> Figure:
-    """Draw a row per case, and below them the histograms of all."""
-    heights, widths = [*map(_height, rows), HISTOGRAM], [NAMES, *[PANEL] * len(modalities)]
+    """Draw a row per case."""
+    heights, widths = list(map(_height, rows)) or [PANEL], [NAMES, *[PANEL] * len(modalities)]
     width = max(sum(widths), NARROW)
     heading = "\n".join(wrap(title, int(9 * width)))
     figure = Figure((width, sum(heights) + HEAD), layout="constrained")
     figure.suptitle(heading, x=0, ha="left", fontsize=13, fontweight="bold", parse_math=False)
     blank: dict[str, Any] = {"xticks": [], "yticks": [], "anchor": "NW", "facecolor": "none"}
     ratios: dict[str, Any] = {"width_ratios": widths, "height_ratios": heights}
-    (*above, below) = figure.subplots(len(heights), len(widths), squeeze=False, subplot_kw=blank, **ratios)
-    for axes in (*np.ravel(above), *below):
+    grid = figure.subplots(len(heights), len(widths), squeeze=False, subplot_kw=blank, **ratios)
+    for axes in np.ravel(grid):
         axes.spines[:].set_visible(False)
-    for k, (row, (named, *panels)) in enumerate(zip(rows, above, strict=True)):
+    for row, (named, *panels) in zip(rows, grid, strict=False):  # without rows, the grid has an empty one
         _text(named, 0, 1, "\n".join(row.text))
         _text(panels[0], 0, 1, "\n".join(row.problem), color="#B00020", fontsize=9)
-        if row.pictures:
-            under = 1 - LINE * (len(row.text) + 0.6) / heights[k]
-            named.plot([0, 0.3], [under] * 2, transform=named.transAxes, **_line(k, len(rows)))
         for j, axes in enumerate(panels if row.pictures else ()):
             _panel(axes, row, j)
-    for axes, modality in zip((above[0] if above else below)[1:], modalities, strict=True):
+    for axes, modality in zip(grid[0][1:], modalities, strict=True):
         axes.set_title(modality, fontsize=10, parse_math=False)
-    what = "Intensities without zeros:\none line per case, each\nscaled to its own peak"
-    _text(below[0], 0, 1, what, color="#444444")
-    for j, axes in enumerate(below[1:]):
-        _histogram(axes, [r.voxels[j] if r.voxels else np.zeros(0) for r in rows])
     if labels:
         lines = [(OUTLINES[k % len(OUTLINES)], ("-", "--")[k % 2]) for k in range(len(labels))]
         columns = max(1, min(len(labels), int(width / (0.7 + 0.08 * max(map(len, labels))))))
@@ -168,12 +159,6 @@ def label_lines(where: Axes | Figure, labels: Sequence[str], lines: Sequence[tup
         text.set_parse_math(False)
 
 
-def _line(case: int, cases: int) -> dict[str, Any]:
-    """Return the style of a case in the histograms; neighbours differ in colour and dashes."""
-    colour = matplotlib.colormaps["viridis"](0.85 * case / max(1, cases - 1))
-    return {"color": colour, "linestyle": ("-", "--", ":")[case % 3], "linewidth": 1}
-
-
 def _panel(axes: Axes, row: Row, modality: int) -> None:
     picture, voxels = row.pictures[modality], row.voxels[modality]
     low, high = np.percentile(voxels, (1, 99.5)) if len(voxels) else (0, 1)
@@ -187,30 +172,3 @@ def _panel(axes: Axes, row: Row, modality: int) -> None:
     white = {"color": "white", "fontsize": 7, "path_effects": [withStroke(linewidth=1.5, foreground="black")]}
     for left, up, text, end in notes:
         _text(axes, left, up, text, horizontalalignment=end, verticalalignment="baseline", **white)
-
-
-def _histogram(axes: Axes, samples: Sequence[np.ndarray]) -> None:
-    """Draw a line per sample, scaled to its peak: with densities, a narrow one would flatten all others."""
-    filled = {k: _spread(s) for k, s in enumerate(samples) if len(s)}
-    if not filled:
-        return
-    ends = np.array([np.percentile(s, (0.5, 99.5)) for s in filled.values()])
-    low, high = float(ends.min()), float(ends.max())
-    step = (high - low) / 80 or 1.0
-    edges = np.arange(low, high + step, step)
-    for k, sample in filled.items():
-        counts, _ = np.histogram(sample, edges)
-        axes.plot(edges[:-1] + step / 2, counts / counts.max(), **_line(k, len(samples)))
-    low, high = np.quantile(edges, (0.05, 0.95))  # tick labels at the ends would run into the next panel
-    ticks = [float(t) for t in MaxNLocator(4).tick_values(low, high) if low <= t <= high]
-    axes.set_xticks(ticks, [f"{t:.4g}" for t in ticks])
-    axes.tick_params(labelsize=7)
-    axes.set_ylim(0, 1.05)
-    axes.spines["bottom"].set_visible(True)
-
-
-def _spread(sample: np.ndarray) -> np.ndarray:
-    """Return the sample with uniform noise of its step width: integers would otherwise give a comb-like histogram."""
-    steps = np.diff(np.unique(sample))
-    width = float(np.median(steps)) if len(steps) else 0.0
-    return sample + width * np.random.default_rng(0).uniform(-0.5, 0.5, len(sample))

@@ -18,9 +18,9 @@ from polysite.storage import draft_folder, vacant, write_file
 
 def run_page(folder: Path, write: bool = True) -> tuple[list[Method], Options]:
     """Write ``index.html`` of a run into its folder, unless ``write`` is off; return what it shows."""
-    found, assessed = read(folder), folder / "assessment"
+    found = read(folder)
     speeds = config.parse(found.config, where=str(folder / "config.toml")).cost
-    shown, options = methods([found]), Options(speeds=speeds, assessment=assessed if assessed.is_dir() else None)
+    shown, options = methods([found]), Options(speeds=speeds)
     if write:
         page(folder / "index.html", shown, options)
     return shown, options

@@ -42,8 +42,6 @@ class Summary:
     scores: Mapping[str, Scores] = field(default_factory=dict)  # by site and case
     best_round: int = -1
     evaluation: Evaluation | None = None
-    best_rounds: Mapping[str, int] = field(default_factory=dict)  # of every site, where each has its own
-    common: Mapping[str, Scores] = field(default_factory=dict)  # scores if all sites used the model of best_round
     like: "Summary | None" = None  # the run whose sites hold the cases here (`axes.regrouped`)
 
     @cached_property
@@ -298,16 +296,6 @@ class Method:
         each = (self.of(site, measure, policy, label) for site in self.sites)
         return [fmean(values) for values in each if values]
 
-    def common(self) -> dict[Key, float]:
-        """Return the main measure of every case if all hospitals used the model of one best round; empty if they do."""
-        known = [
-            run.named(
-                {(s, c): fmean(score.labels.values()) for s, cases in run.common.items() for c, score in cases.items()}
-            )
-            for run in self.runs
-        ]
-        return _mean_by_key(known) if all(known) else {}
-
     def spread(self, measure: str, policy: EmptyMaskPolicy = EmptyMaskPolicy()) -> list[float]:
         """Return the mean over all cases for every seed."""
         seeds: dict[int, list[Summary]] = {}
@@ -340,7 +328,6 @@ def read(path: Path, name: str | None = None, evaluation: str | None = None) -> 
         result = folder.result
         split, best = result.split, result.best_round
         scores: Mapping[str, Scores] = {site: cases for site, cases in result.scores.items() if cases}
-        own, common = result.best_rounds, result.common.get(split, {})
         if records:
             records[-1] = records[-1].with_traffic(result.bytes_down, result.bytes_up)
     except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
@@ -349,9 +336,8 @@ def read(path: Path, name: str | None = None, evaluation: str | None = None) -> 
     if evaluation and measured is None:
         raise RunError(f"{path} has no evaluation {evaluation!r}; 'polysite evaluate {path}' makes one")
     if evaluation and measured:
-        common = common if evaluation == split else {}
         scores, split = _scores_of(measured), evaluation
-    return Summary(path, bare.name, folder.config, versions, records, split, scores, best, measured, own, common)
+    return Summary(path, bare.name, folder.config, versions, records, split, scores, best, measured)
 
 
 def _scores_of(evaluation: Evaluation) -> dict[str, dict[str, CaseScore]]:

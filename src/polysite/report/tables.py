@@ -21,8 +21,7 @@ from polysite.report.page import Options
 from polysite.report.runs import Method
 
 FULL = (  # tables that are printed besides the scores
-    "tests_dice", "tests_hd95", "tests_accuracy", "asked", "best_rounds", "averages", "subgroups_dice",
-    "subgroups_accuracy",
+    "tests_dice", "tests_hd95", "tests_accuracy", "asked", "averages", "subgroups_dice", "subgroups_accuracy",
 )  # fmt: skip
 MOST_PARTS = 4  # of a table that is printed although it has a file
 SMALL = 8  # hospitals up to which all distances are printed

@@ -58,7 +58,7 @@ def initial_params(study: Study, module: Any = None) -> Tree:
 
 
 def cost(study: Study, grid: bool = True) -> Cost:
-    """Forecast the steps, bytes, simulated time and energy of a study. Nothing is trained: the rounds are rehearsed
+    """Forecast the steps, bytes, simulated time of a study. Nothing is trained: the rounds are rehearsed
     with the sizes of its hospitals.
 
     Args:
@@ -69,14 +69,11 @@ def cost(study: Study, grid: bool = True) -> Cost:
     return planned(done if grid else without_grid(done), study.cost, study.train.batch)
 
 
-def loads(
-    study: Study, look: Look | None = None, params: Tree | None = None, most: int | None = None
-) -> list[Mapping[str, Load]]:
+def loads(study: Study, params: Tree | None = None, most: int | None = None) -> list[Mapping[str, Load]]:
     """Return the work and traffic of every site in each round of a study, by rehearsing the rounds.
 
     Args:
         study: The study.
-        look: Sees the server's state and the memories of the sites after every round.
         params: Initial parameters; None builds the network of the study.
         most: Rounds of a phase to rehearse; the others are assumed to be like the last of these. None rehearses all.
     """
@@ -90,7 +87,7 @@ def loads(
         few = None if facts(algorithm).exchanges else most  # such an algorithm needs all its rounds
         if most and hasattr(algorithm, "restarts"):
             phase = replace(phase, algorithm=replace(algorithm, restarts=1))  # one start of a mixture will do
-        done += _rehearsed(phase, params, train, validation, done, look, few, k == len(study.then))
+        done += _rehearsed(phase, params, train, validation, done, most=few, final=k == len(study.then))
     return done
 
 
