@@ -3,20 +3,15 @@
 ``partial_models.py`` describes how patterns of names divide a model.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from polysite.algorithms.average import OneModel, State
-from polysite.algorithms.base import Facts
-from polysite.algorithms.partial_models import parted, refuse_nothing, shared, whole
-from polysite.payload import Payload, SiteId
-from polysite.site import Cases, Site
-from polysite.tree import Tree
+from polysite.algorithms.partial_models import PrivatePart, parted, whole
+from polysite.payload import Payload
+from polysite.site import Site
 
 
 @dataclass(frozen=True)
-class FedPer(OneModel):
+class FedPer(PrivatePart):
     """Federated averaging of all but the last layers, which stay at each site.
 
     Paper: Arivazhagan et al., Federated Learning with Personalization Layers, 2019
@@ -33,21 +28,10 @@ class FedPer(OneModel):
 
     private: tuple[str, ...] = ("head.*",)
 
-    facts: ClassVar[Facts] = Facts(needs="sum", only_fits=True)
-
-    def __post_init__(self) -> None:
-        refuse_nothing(self.private)
-
-    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
-        return State(shared(self.private, params))
-
     def local(self, got: Payload, memory: Payload, site: Site) -> tuple[Payload, Payload]:
         fit = site.fit(whole(self.private, got, memory, site))
         rest, own = parted(self.private, fit.params)
         return Payload(model=rest, weight=site.size), Payload(private=own)
-
-    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
-        yield whole(self.private, got, memory, site), cases
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ paper a new site trains a head for u; here a site that never trained is served u
 from dataclasses import dataclass
 
 from polysite.algorithms.base import INF, TINY, one_of, within
-from polysite.algorithms.fedper import FedPer
-from polysite.algorithms.partial_models import parted, whole
+from polysite.algorithms.partial_models import PrivatePart, parted, whole
 from polysite.payload import Payload
 from polysite.site import Budget, Site
 
@@ -22,7 +21,7 @@ HEAD_EPOCHS = 10  # as in the paper
 
 
 @dataclass(frozen=True)
-class FedRep(FedPer):
+class FedRep(PrivatePart):
     """A shared body, and a head per site that is trained before the body in every round.
 
     Args:

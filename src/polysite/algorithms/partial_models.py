@@ -6,13 +6,34 @@ statistics of a layer are private if one of its parameters is. All sites start w
 model. It is never sent, and the server does not hold it.
 """
 
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
 from polysite import tree
+from polysite.algorithms.average import OneModel, State
+from polysite.algorithms.base import Facts
 from polysite.errors import ConfigError
-from polysite.payload import Payload
-from polysite.site import Site
+from polysite.payload import Payload, SiteId
+from polysite.site import Cases, Site
 from polysite.tree import Tree
 
 Patterns = tuple[str, ...]
+
+
+class PrivatePart(OneModel):
+    """Base of an algorithm whose sites keep a part of the model, named by the patterns ``private``."""
+
+    private: Patterns
+    facts: ClassVar[Facts] = Facts(needs="sum", only_fits=True)
+
+    def __post_init__(self) -> None:
+        refuse_nothing(self.private)
+
+    def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
+        return State(shared(self.private, params))
+
+    def serve(self, got: Payload, memory: Payload, site: Site, cases: Cases) -> Iterator[tuple[Tree, Cases]]:
+        yield whole(self.private, got, memory, site), cases
 
 
 def whole(private: Patterns, got: Payload, memory: Payload, site: Site) -> Tree:
