@@ -33,7 +33,7 @@ from polysite.benchmark.workers import Workers
 from polysite.config import Study
 from polysite.errors import ConfigError, PolysiteError
 from polysite.heterogeneity.verdict import Verdict
-from polysite.storage import write_file
+from polysite.storage import private_folder, write_file
 from polysite.tuning.search import same_settings
 
 RULES = 4  # version of how a budget is spent: an advice that began by other rules cannot be continued
@@ -127,7 +127,7 @@ def _begun(
     same_settings(out, "advise.toml", settings)
     dealt = study.check(base)
     fresh = not out.exists()
-    out.mkdir(parents=True, exist_ok=True)
+    private_folder(out)  # it has scores of hospitals
     _write(out / "advise.toml", tomli_w.dumps(settings))
     runs.trainer.step("assessing the hospitals", 0)
     folder = out / "assessment"

@@ -99,7 +99,7 @@ def advise_hospitals(
         names = list(found.sites)
         hospitals = connected.Connected.join(study, link, names, target, step, deadlines=deadlines, wait=wait)
         advised = hospitals.advise(budget, inner, only or ())
-    _show(advised, quiet, as_json, "polysite deploy run")
+    _show(advised, quiet, as_json, f"polysite deploy run --project {project}")
 
 
 def _show(found: "Advice", quiet: bool, as_json: bool, command: str = "polysite train") -> None:
@@ -117,6 +117,8 @@ def _show(found: "Advice", quiet: bool, as_json: bool, command: str = "polysite 
         if found.models:
             words = " ".join(filter(None, (advice.models(found), advice.tested(found))))
             say(f"Models: {found.models.run.folder.path}: {words}")
+        elif found.trainings and (found.folder / "trained").exists():
+            say("There are no models: their training failed, as said above; the same command tries it again.")
         often = found.models.members if found.models else 1
         again = f" --trainings {often}" if often > 1 else ""
         say(f"Page: {page}\nThe advised study: {command} {found.folder / 'study.toml'}{again}")
