@@ -137,7 +137,7 @@ def test_figures_fit_any_number_of_hospitals(count):
     found = assess({f"{k} {LONG * (k % 3 == 0)}": host(5 + k % 4, k, look=0.1 * k) for k in range(count)}, LOOKS)
     draw, distance = assess_figures, found.distances["emd"]
     turned = replace(found, case_angles=found.angles)
-    made = [draw.heatmap(found, distance), draw.heatmap(found, distance, small=True),
+    made = [draw.heatmap(found, distance),
             draw.dendrogram(found, distance), draw.distributions(found), draw.angles(found, "component 1"),
             draw.angles(turned, "component 1", True)]  # fmt: skip
     for k, figure in enumerate(made):

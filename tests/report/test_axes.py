@@ -12,7 +12,6 @@ from polysite.report.axes import FederationResult
 from polysite.report.compare import compare
 from polysite.report.page import Options
 from polysite.report.paper_figures import PAPER_FIGURES
-from polysite.report.published import Paper
 from polysite.report.runs import Method, read
 
 HOME = {f"c{k}": "east" if k < 4 else "west" for k in range(8)}  # hospital of every case in the data
@@ -85,18 +84,6 @@ def test_distances_and_losses_are_correlated_over_the_federations(results):
     assert axes.correlations(results[:2]) is None
 
 
-def test_published_distances_stand_beside_the_measured_ones(results):
-    settings = {"natural": ("Fed-KITS2019 Original",), "far": ("Fed-KITS2019 Kidney + Tumor",)}
-    paper = Paper(("A_table1", "A_table3"), {"fedavg": ("FedAvg",), "centralised": ()}, settings=settings)
-    named = [replace(r, distances={"EMD_maxI": r.distances["EMD"], "EMD_maxL": 9.0}) for r in results]
-    grid = axes.published_distances(named, paper)
-    assert grid.head[1:3] == ("EMD_maxI, published", "EMD_maxI, measured") and grid.head[-1] == "Dice fedavg, measured"
-    natural, mixed, far = ([cell.text for cell in line.cells] for line in grid.lines)
-    assert natural[1:6] == ["1.17", "0.30", "0.87", "9.00", "0.459"] and far[1] == "0.51" and far[3] == "11.62"
-    assert mixed[1] == mixed[3] == "–"
-    assert axes.published_distances(results, Paper(("A_table3",), settings={})) is None
-
-
 def test_the_figure_has_a_panel_per_distance_and_a_point_per_federation(results):
     (picture,) = PAPER_FIGURES["distance"](results[0].comparison, Options(federations=tuple(results)))
     panels = picture.svg.figure.axes
@@ -133,11 +120,11 @@ def test_swept_settings_are_those_in_which_methods_differ_and_best_means_are_swe
 
 def test_tables_have_a_line_per_federation_and_the_page_links_every_one(results, tmp_path):
     table, scores = axes.distance_table(results), axes.overview(results)
-    assert table.head == ("federation", "sites", "EMD", "EUC", "Dice fedavg", "loss fedavg")
-    assert table.lines[2].cells[2].value == 0.8 and table.lines[2].cells[5].value == pytest.approx(0.25)
+    assert table.head == ("federation", "sites", "EMD", "EUC", "loss fedavg")
+    assert table.lines[2].cells[2].value == 0.8 and table.lines[2].cells[4].value == pytest.approx(0.25)
     assert scores.head == ("method", "natural", "mixed", "far") and scores.lines[0].cells[2].best
     assert scores.lines[1].cells[1].value == pytest.approx(sum(DICE.values()) / 8 - 0.11)
-    grids, pages = axes_page.tables(results, Paper()), {r.title: f"../{r.title}/index.html" for r in results}
+    grids, pages = axes_page.tables(results), {r.title: f"../{r.title}/index.html" for r in results}
     axes_page.write(tmp_path / "page", "All", "Three federations.", results, grids, pages, ["A <b>remark."])
     text = (tmp_path / "page" / "index.html").read_text()
     assert 'href="../mixed/index.html"' in text and "A &lt;b&gt;remark." in text

@@ -120,7 +120,7 @@ def publish(bench: Bench, out: Path, results: Results) -> list[Grid]:
         compared.append(FederationResult(title, done, distances(_assessed(out, title))))
     if not bench.federations or not cells:
         return []
-    grids = axes_page.tables(compared, bench.published)
+    grids = axes_page.tables(compared)
     pages = {title: f"../federations/{file_name(title)}/index.html" for title in cells}
     remarks = (*bench.remarks, *results.remarks, *_lost(results))
     axes_page.write(out / "comparison", bench.title, bench.about, compared, grids, pages, remarks, bench.published)

@@ -116,7 +116,7 @@ def _methods(
         grids = benchmark.publish(chosen, target, results)
         if not quiet:
             for grid in grids:
-                tables.show_grid(grid, target / "comparison" / f"{grid.name}.csv")
+                tables.show_grid(grid)
             if not grids:
                 methods = next(iter(results.cells.values()))
                 tables.show(methods, benchmark.options(chosen, target, methods, results), full=True)

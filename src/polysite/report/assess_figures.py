@@ -35,12 +35,12 @@ TALL = 24.0  # inches: largest height of all rows of a figure; more hospitals ha
 DPI = 150  # of dots that are drawn as pixels
 
 
-def heatmap(assessment: Assessment, distance: Distance, small: bool = False) -> Figure:
+def heatmap(assessment: Assessment, distance: Distance) -> Figure:
     """Draw the distances between all hospitals, with a star if significant, and the outlier in bold."""
     sites, table = assessment.sites, _without_diagonal(distance.matrix)
     count = len(sites)
-    numbers = count <= (FEW if small else MANY)
-    cell = _cell(count, (0.62 if count <= FEW else 0.5) if numbers else max(0.14, 2.2 / count) if small else 0.24)
+    numbers = count <= MANY
+    cell = _cell(count, (0.62 if count <= FEW else 0.5) if numbers else 0.24)
     edge = LETTER * _longest(sites)
     size = count * cell + edge + (0.2 if numbers else 0.8 + 0.03 * count * cell), count * cell + 0.75 * edge + 0.2
     figure = Figure(size, layout="constrained")

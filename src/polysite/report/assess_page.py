@@ -17,7 +17,12 @@ from polysite.report.assess_tables import SHORT
 from polysite.report.figure_files import Picture, write_figures
 from polysite.report.template import render
 
-FIRST = ("emd", "euclidean", "shift", "centre")  # the distances of the paper, or those under noise, shown large
+FIRST = (
+    "emd",
+    "euclidean",
+    "shift",
+    "centre",
+)  # the distances of the paper, or those under noise, with trees and tables
 BESIDE = ("assessment.json", "distances.csv")  # files that the page mentions if they exist
 EXPLAINED = {
     "emd": "How far the values of one hospital must be moved, on average, to become those of the other: the mean over ",
@@ -98,15 +103,15 @@ def _by_site(findings: tuple[Finding, ...]) -> dict[str, list[str]]:
 
 
 def _heatmaps(assessment: Assessment) -> list[Picture]:
-    """Draw the main distances large, the others small."""
+    """Draw every distance."""
     shown = []
     for name, distance in assessment.distances.items():
-        figure = draw.heatmap(assessment, distance, small=name not in FIRST)
+        figure = draw.heatmap(assessment, distance)
         title = distance.title[0].upper() + distance.title[1:]
         file = f"distances-{name}"
         svg = draw.drawing(figure, file, f"{title} between all hospitals, as a table of colours")
         caption = f"{EXPLAINED[name]}{_unit(assessment, name)}."
-        shown.append(Picture(title, svg, caption, narrow=name not in FIRST, name=file))
+        shown.append(Picture(title, svg, caption, name=file))
     return shown
 
 

@@ -44,7 +44,7 @@ def tables(methods: Sequence[Method], split: str) -> list[Grid]:
     )
     head = ("average", "method", *chain.from_iterable(titles))
     title = "Averages over classes, per client and pooled"
-    return [Grid("averages", title, head, tuple(chain.from_iterable(blocks)), _note(split, classes, peeked), names=2)]
+    return [Grid("averages", title, head, tuple(chain.from_iterable(blocks)), _note(split, classes, peeked))]
 
 
 def _line(method: Method, measures: Sequence[str], way: Way, peeked: bool) -> Line:

@@ -21,7 +21,6 @@ from polysite.metrics.measures import about
 from polysite.report.compare import Comparison
 from polysite.report.evaluations import Key
 from polysite.report.grid import Cell, Grid, Line, mark_best, name, number, spread
-from polysite.report.published import Number, Paper, numbers
 from polysite.report.runs import Method, Summary
 from polysite.report.site_distances import over_pairs
 from polysite.report.site_distances import read as read_distances
@@ -164,27 +163,22 @@ def _score(result: FederationResult, method: Method | None) -> Cell:
 
 
 def distance_table(results: Sequence[FederationResult]) -> Grid:
-    """Return every federation with its distances, and the score and the loss of every method."""
+    """Return every federation with its distances, and the loss of every method."""
     kinds = _kinds(results)
     lost = losses(results)
-    main = about(results[0].comparison.main).title
-    head = ["federation", "sites", *kinds]
-    for method in lost:
-        head += [f"{main} {method}", f"loss {method}"]
+    head = ("federation", "sites", *kinds, *(f"loss {method}" for method in lost))
     lines = []
     for result in results:
         cells = [name(result.title), number(_sites(result), "d")]
         cells += [number(result.distances.get(kind)) for kind in kinds]
-        for method, by_title in lost.items():
-            values = by_title.get(result.title, [])
-            cells += [_score(result, result.find(method)), spread(values) if values else Cell("–")]
+        cells += [spread(by_title.get(result.title, [])) for by_title in lost.values()]
         lines.append(Line(tuple(cells)))
     note = (
         "Distances: means over the pairs of sites that train. EMD_maxI and EMD_maxL: EMD of the modality and of the "
         "label that differ most; EMD: all combined; EUC: Euclidean distance of the mean embeddings. "
         f"{_words(results)}"
     )
-    return Grid("distance", "Distances and losses", tuple(head), tuple(lines), note)
+    return Grid("distance", "Distances and losses", head, tuple(lines), note)
 
 
 def _words(results: Sequence[FederationResult]) -> str:
@@ -259,47 +253,3 @@ def correlations(results: Sequence[FederationResult]) -> Grid | None:
         + _words(results)
     )
     return Grid("correlation", "Does distance predict loss?", head, tuple(lines), note)
-
-
-def published_distances(results: Sequence[FederationResult], paper: Paper) -> Grid | None:
-    """Return the distances and scores of federations beside those that a paper prints; None if it prints no distance.
-
-    ``paper.settings`` has the settings of every federation in the paper's tables.
-    """
-    known = [n for table in paper.tables for n in numbers(table) if n.value is not None]
-    kinds = [kind for kind in _kinds(results) if any(n.measure == "EMD" and n.method == kind for n in known)]
-    if not kinds:
-        return None
-    tables = {n.table for n in known if n.method in kinds}
-    printed = [n for n in known if n.table in tables]
-    listed = {n.method for n in printed}
-    ours = [m.name for m in results[0].comparison.trained if listed & set(paper.methods.get(m.name, ()))]
-    main = about(results[0].comparison.main).title
-    columns = [*kinds, *(f"{main} {method}" for method in ours)]
-    lines = []
-    for result in results:
-        here = [n for n in printed if n.setting in paper.settings.get(result.title, ()) and n.where == "all"]
-        cells: list[Cell] = [name(result.title)]
-        for kind in kinds:
-            cells += [_printed(here, [kind], "EMD"), number(result.distances.get(kind), ".2f")]
-        for method in ours:
-            cells += [_printed(here, paper.methods[method], main), _beside(result, method, paper)]
-        lines.append(Line(tuple(cells)))
-    head = ("federation", *(f"{column}, {which}" for column in columns for which in ("published", "measured")))
-    over = "means of the sites" if paper.over == "sites" else "seeds"
-    note = f"Published and measured distances and scores of every federation; ± over the {over}."
-    return Grid("published_distances", "Published and measured distances", head, tuple(lines), note)
-
-
-def _beside(result: FederationResult, method: str, paper: Paper) -> Cell:
-    """Return the score to set beside a published one: the mean over cases, or over means of sites (``paper.over``)."""
-    found = result.find(method)
-    if found is None or paper.over == "cases":
-        return _score(result, found)
-    return spread(found.site_means(result.comparison.main, result.comparison.policy))
-
-
-def _printed(known: Sequence[Number], methods: Sequence[str], measure: str) -> Cell:
-    """Return the first published number of any of these names."""
-    found = next((n for n in known if n.method in methods and n.measure == measure), None)
-    return Cell(found.printed, found.value) if found else Cell("–")

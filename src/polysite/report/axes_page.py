@@ -11,18 +11,17 @@ from markupsafe import Markup
 
 from polysite.report import axes, axes_figures
 from polysite.report.axes import FederationResult
-from polysite.report.grid import WIDE, Grid, write_tables
+from polysite.report.grid import Grid, write_tables
 from polysite.report.page import Section, layout
 from polysite.report.published import Paper
 from polysite.storage import draft_folder
 
 
-def tables(results: Sequence[FederationResult], paper: Paper) -> list[Grid]:
-    """Return the tables over all federations: scores, correlations, distances with losses, published distances."""
+def tables(results: Sequence[FederationResult]) -> list[Grid]:
+    """Return the tables over all federations: scores, correlations, distances with losses."""
     found: list[Grid | None] = [axes.overview(results)]
     if any(r.distances for r in results):
         found += [axes.correlations(results), axes.distance_table(results)]
-        found += [axes.published_distances(results, paper)] if paper.settings else []
     return [grid for grid in found if grid is not None]
 
 
@@ -63,25 +62,13 @@ def _sections(
     found = [Section("federations", "Scores in every federation", (scores, _links(pages, bool(paper.tables))))]
     predicted: list[Any] = [replace(grids["correlation"], title="")] if "correlation" in grids else []
     predicted += axes_figures.distance(results)
-    predicted += [_losses(grids["distance"])] if "distance" in grids else []
+    predicted += [grids["distance"]] if "distance" in grids else []
     if predicted:
         found.append(Section("predict", "Does distance predict loss?", tuple(predicted)))
-    if "published_distances" in grids:
-        found.append(Section("published", "Published and measured", (grids["published_distances"],)))
     curves = axes_figures.sweep(results, paper)
     if curves:
         found.append(Section("sweep", "Swept settings", tuple(curves)))
     return found
-
-
-def _losses(grid: Grid) -> Grid:
-    """Return the table of distances; of many methods without their scores, which the first table of the page has."""
-    if len(grid.head) <= WIDE:
-        return grid
-    after = (*grid.head[1:], "")  # a score stands before the loss of the same method
-    kept = [k for k, head in enumerate(grid.head) if after[k] != f"loss {head.partition(' ')[2]}"]
-    lines = tuple(replace(line, cells=tuple(line.cells[k] for k in kept)) for line in grid.lines)
-    return replace(grid, head=tuple(grid.head[k] for k in kept), lines=lines)
 
 
 def _links(pages: Mapping[str, str], published: bool) -> Markup:

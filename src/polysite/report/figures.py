@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 from operator import attrgetter
 from statistics import fmean
 from typing import Any
@@ -70,11 +69,10 @@ def site_curves(methods: Sequence[Method]) -> str:
 
 
 def progress(methods: Sequence[Method]) -> str:
-    """Draw the mean training loss of the hospitals, the learning rate and the wall time by round."""
+    """Draw the mean training loss of the hospitals, and the learning rate by round."""
     named: dict[str, Callable[[Summary], Curve]] = {
         "training loss": _losses,
         "learning rate": _rates,
-        "minutes since the start": _minutes,
     }
     found = [(what, {m.name: of(m.first) for m in methods}) for what, of in named.items()]
     return _panels_of_lines(found, [m.name for m in methods], "", {"bottom": 0}, tag)
@@ -214,11 +212,6 @@ def _rates(run: Summary) -> Curve:
     """Return the mean learning rate of all steps of a round."""
     found = [(r.round + 1, r.sites.values()) for r in run.records if any(s.steps for s in r.sites.values())]
     return [t for t, _ in found], [sum(s.lr_sum for s in did) / sum(s.steps for s in did) for _, did in found]
-
-
-def _minutes(run: Summary) -> Curve:
-    """Return the minutes since the run began, without breaks, at the end of every round."""
-    return [r.round + 1 for r in run.records], [s / 60 for s in accumulate(run.round_seconds)]
 
 
 def _by_name(run: Summary, of: Callable[[RoundRecord], Mapping[str, float]]) -> Lines:

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -60,7 +61,6 @@ class Grid:
     head: tuple[str, ...]
     lines: tuple[Line, ...]
     note: str = ""
-    names: int = 1  # columns of names, which every part of a wide table has
 
     def markdown(self) -> str:
         """Return the table as Markdown; the best of a column is bold."""
@@ -183,36 +183,29 @@ def narrowed(grid: Grid) -> Grid:
     return replace(grid, lines=lines, note=note)
 
 
-def fitting(grid: Grid, width: int) -> list[Grid]:
-    """Return a table in parts that a window of so many characters can show; all parts have the columns of names.
+def fitting(grid: Grid, width: int) -> Grid:
+    """Return a table as a window of so many characters can show it.
 
-    A table that is too wide shows means without deviations; if it still is, long names are shortened.
+    A table that is too wide shows means without deviations; if it still is, long names are shortened, and the columns
+    that fit are shown.
     """
     if len(grid.lines) < 2 or sum(_widths(grid)) < width:
-        return [grid]
+        return grid
     lines = tuple(replace(e, cells=tuple(_mean_alone(c) for c in e.cells)) for e in grid.lines)
     if lines != grid.lines:
         grid = replace(grid, lines=lines, note=f"{grid.note} This window shows the mean alone.".strip())
     if sum(_widths(grid)) < width:
-        return [grid]
-    grid = replace(grid, head=tuple(shorten(grid.head, HEAD)[h] for h in grid.head))
+        return grid
     names = shorten([line.cells[0].text for line in grid.lines], width // 2)
     named = tuple(replace(e, cells=(Cell(names[e.cells[0].text]), *e.cells[1:])) for e in grid.lines)
-    widths, keys = _widths(replace(grid, lines=named)), range(grid.names)
-    blocks = [[*keys]]
-    for k in range(grid.names, len(widths)):
-        if len(blocks[-1]) > grid.names and sum(widths[j] for j in (*blocks[-1], k)) >= width:
-            blocks.append([*keys])
-        blocks[-1].append(k)
-    return [
-        replace(
-            grid,
-            title=grid.title + " (continued)" * (at > 0),
-            head=tuple(grid.head[k] for k in block),
-            lines=tuple(replace(e, cells=tuple(e.cells[k] for k in block)) for e in named),
-        )
-        for at, block in enumerate(blocks)
-    ]
+    grid = replace(grid, head=tuple(shorten(grid.head, HEAD)[h] for h in grid.head), lines=named)
+    columns = len(grid.head)
+    shown = max(2, sum(total < width for total in accumulate(_widths(grid))))
+    if shown == columns:
+        return grid
+    lines = tuple(replace(e, cells=e.cells[:shown]) for e in grid.lines)
+    note = f"{grid.note} {shown} of {columns} columns fit into this window; COLUMNS=200 before the command shows more."
+    return replace(grid, head=grid.head[:shown], lines=lines, note=note.strip())
 
 
 def _widths(grid: Grid) -> list[int]:

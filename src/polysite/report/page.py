@@ -239,12 +239,12 @@ def _training(methods: Sequence[Method], options: Options) -> Iterator[Section]:
         yield Section("training", "Training curves", tuple(pictures))
     worked = [m for m in methods if any(s.steps for r in m.first.records for s in r.sites.values())]
     if worked:
-        caption = "Training loss (mean of the hospitals), learning rate and wall time by round"
+        caption = "Training loss (mean of the hospitals) and learning rate by round"
         caption += ", of the first run of every method." if any(len(m.runs) > 1 for m in worked) else "."
         progress = [Picture("", figures.progress(worked), caption)]
         losses = figures.site_losses(worked[0]) if len(worked) == 1 else None
         progress += [Picture("Training loss of every hospital", losses, "")] if losses else []
-        yield Section("progress", "Losses, learning rate and time", tuple(progress))
+        yield Section("progress", "Losses and learning rate", tuple(progress))
     weights, diagnostics = figures.shares(methods), figures.diagnostics(methods)
     caption = (
         "Weight of every hospital's update in the aggregate of a round; in a clustered method, in that of its group. "

@@ -1,7 +1,6 @@
 """Tables in the terminal."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from rich.columns import Columns
 from rich.console import Console
@@ -23,7 +22,6 @@ from polysite.report.runs import Method
 FULL = (  # tables that are printed besides the scores
     "tests_dice", "tests_hd95", "tests_accuracy", "asked", "averages", "subgroups_dice", "subgroups_accuracy",
 )  # fmt: skip
-MOST_PARTS = 4  # of a table that is printed although it has a file
 SMALL = 8  # hospitals up to which all distances are printed
 
 
@@ -42,21 +40,12 @@ def show(methods: Sequence[Method], options: Options = Options(), full: bool = F
         console.print(Text(sentence))
 
 
-def show_grid(grid: Grid, file: Path | None = None) -> None:
-    """Print a table as wide as the window: in several parts, one below the other, if it is wider.
-
-    Args:
-        grid: The table.
-        file: CSV file of the table, which is named instead if it would take more than ``MOST_PARTS`` parts.
-    """
+def show_grid(grid: Grid) -> None:
+    """Print a table, as far as the window is wide enough."""
     console = Console(highlight=False)
-    parts = fitting(grid, console.width)
-    if file is not None and len(parts) > MOST_PARTS:
-        console.print(Text(f"{grid.title}: {len(grid.head)} columns, too wide to print; see the page or {file}\n"))
-        return
-    for part in parts:
-        console.print(part.terminal())
-    console.print(Text(f"{parts[-1].note}\n", "dim"))
+    shown = fitting(grid, console.width)
+    console.print(shown.terminal())
+    console.print(Text(f"{shown.note}\n", "dim"))
 
 
 def show_manifest(format: str, manifest: Manifest) -> None:

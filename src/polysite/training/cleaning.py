@@ -19,7 +19,7 @@ Mask = np.ndarray  # of bool
 
 @dataclass(frozen=True)
 class Clean:
-    """Cleaning of predicted masks, in validation, test and exported models; none by default.
+    """Cleaning of predicted masks, in validation, test and predictions; none by default.
 
     Args:
         largest: Keep only the largest component of every label.
