@@ -113,11 +113,16 @@ def test_all_quantities_may_count():
     found = three(combine="mean")
     every = [q.matrix for q in found.quantities.values()]
     np.testing.assert_allclose(found.distances["emd"].matrix, np.mean(every, 0))
+    others = {'assess.scale = "first"', 'assess.scale = "none"', 'assess.combine = "max"'}
+    assert found.alternatives["emd"].keys() == others
 
 
 def test_the_outlier_may_depend_on_the_scale():
     pooled, first = (assess(spread_out(), replace(FAST, projections=0, scale=s)) for s in ("pooled", "first"))
     assert (pooled.distances["emd"].outlier, first.distances["emd"].outlier) == ("d", "a")
+    assert pooled.alternatives == {
+        "emd": {'assess.scale = "first"': "a", 'assess.scale = "none"': "d", 'assess.combine = "mean"': "d"}
+    }
 
 
 @cache

@@ -17,6 +17,7 @@ computed on the same embeddings.
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import get_args, get_type_hints
 from zlib import crc32
 
 import numpy as np
@@ -48,6 +49,7 @@ from polysite.metrics.statistics import holm
 from polysite.payload import Payload, SiteId, natural
 
 MAX_VALUES = 256  # of the list that represents several sites
+SCALES, COMBINES = (get_args(get_type_hints(Assess)[name]) for name in ("scale", "combine"))
 UNITS = {3: "mL", 2: "cm²"}
 
 
@@ -120,9 +122,9 @@ def _names(sites: Sequence[SiteId], groups: Sequence[Sequence[int]]) -> Groups:
 def _compare(heard: Mapping[SiteId, Payload], settings: Assess) -> Compared:
     lengths = {i: len(next(iter(r["quantiles"].values()))) for i, r in heard.items()}
     drawn = {i: significance.counts(i, length, settings.resamples) for i, length in lengths.items()}
-    quantities, metadata = _metadata(heard, settings, drawn)
+    quantities, metadata, alternatives = _metadata(heard, settings, drawn)
     embeddings = _embeddings(heard, settings, drawn) if settings.projections else {}
-    return quantities, {"emd": metadata, **embeddings}, {}
+    return quantities, {"emd": metadata, **embeddings}, {"alternatives": {"emd": alternatives}}
 
 
 def _farthest(matrix: Values) -> list[tuple[int, int]]:
@@ -136,7 +138,7 @@ def _farthest(matrix: Values) -> list[tuple[int, int]]:
 
 def _metadata(
     heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mapping[SiteId, Values]
-) -> tuple[dict[str, Quantity], Tested]:
+) -> tuple[dict[str, Quantity], Tested, dict[str, SiteId]]:
     names, sites = list(next(iter(heard.values()))["quantiles"]), list(heard)
     laws = [np.stack([r["quantiles"][n] for n in names]) for r in heard.values()]
     cases = [r["cases"] for r in heard.values()]
@@ -144,11 +146,16 @@ def _metadata(
     unit = divisors["none" if settings.scale == "first" else settings.scale][:, :1]  # the same for all sites
     laws = [law / unit for law in laws]
     plain = earth_movers(laws)
-    rescale = _by_first(unit / divisors[settings.scale])
+    factors = {scale: _by_first(unit / each) for scale, each in divisors.items()}
+    rescale = factors[settings.scale]
     matrices = plain * rescale
     # enough permutations for the smallest p to stay significant after all corrections
     draws = max(settings.permutations, min(40 * len(names) * len(sites) ** 2 // 2, MAX_PERMUTATIONS))
-    chosen, distance = combined(dict(zip(names, matrices, strict=True)), settings.combine)
+
+    def mean(scale: str, combine: str) -> tuple[list[str], Values]:
+        return combined(dict(zip(names, plain * factors[scale], strict=True)), combine)
+
+    chosen, distance = mean(settings.scale, settings.combine)
     picked = [names.index(n) for n in chosen]
     each = np.ones((len(names), len(sites), len(sites)))  # p of every quantity
     alone = np.ones((len(names), len(sites)))
@@ -189,7 +196,9 @@ def _metadata(
         words = {INTENSITY: "as stored", VOLUME: UNITS.get(int(metric), "1000 voxels"), CLASS: "share"}[kind]
         divided = dict(zip(sites, divisors[settings.scale][k].tolist(), strict=True))
         quantities[n] = Quantity(n, kind, of, words, divided, values, absent, matrices[k], each[k], by_site)
-    return quantities, together
+    found_by = {f'assess.scale = "{s}"': mean(s, settings.combine)[1] for s in SCALES if s != settings.scale}
+    found_by |= {f'assess.combine = "{c}"': mean(settings.scale, c)[1] for c in COMBINES if c != settings.combine}
+    return quantities, together, {setting: sites[cluster.outlier(matrix)] for setting, matrix in found_by.items()}
 
 
 def _divisors(laws: Sequence[Values], cases: Sequence[float]) -> dict[str, Values]:

@@ -111,6 +111,8 @@ class Assessment:
     refused: Mapping[SiteId, str]  # sites with a reply that was not used, and why
     settings: Assess
     encoder: str = ""  # description; empty without embeddings
+    # distance -> setting -> the outlier if that alone were changed
+    alternatives: Mapping[str, Mapping[str, SiteId]] = field(default_factory=dict)
     case_angles: Mapping[str, Values] = field(default_factory=dict)  # as ``angles``, of random cases; in a simulation
     noise: Noise | None = None  # under differential privacy
 

@@ -261,6 +261,7 @@ def thin(assessment: Assessment) -> Iterator[str]:
     if unsure and len(assessment.sites) > 2:
         listed = "; ".join(f"{d.outlier} in {d.named[d.outlier]:.0%} by {d.title}" for d in unsure)
         yield f"the most distant hospital is not always the same when cases are drawn again: {listed}"
+    yield from unsettled(assessment)
 
 
 def _noise(assessment: Assessment) -> Iterator[str]:
@@ -286,6 +287,16 @@ def _usual_error(distance: Distance) -> float:
     if distance.error is None:
         return 0.0
     return float(np.median(distance.error[np.triu_indices(len(distance.error), 1)]))
+
+
+def unsettled(assessment: Assessment) -> Iterator[str]:
+    """Yield the settings that would name another most distant hospital: scale, combination, encoder."""
+    for name, others in assessment.alternatives.items():
+        distance = assessment.distances[name]
+        changed = [f"{site} with {setting}" for setting, site in others.items() if site != distance.outlier]
+        if changed and len(assessment.sites) > 2:
+            outlier = f"by the {distance.title} the most distant hospital is {distance.outlier}"
+            yield f"{outlier}, but it would be {', '.join(changed)}"
 
 
 def weight(times: float) -> float:
