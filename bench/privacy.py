@@ -233,7 +233,7 @@ def noise_for(target: float, chosen, sites) -> float:
 
 def scored(run: Run, surface: str) -> dict:
     """Return the scores by which patients are ranked, seen as single replies or as their mean, by hospital."""
-    from polysite.audit.membership import member_scores
+    from polysite.audit.models import member_scores
 
     patients = {n: site.patient_of(n) for site in run.sites.values() for k in ("train", "test") for n in site.cases(k)}
     models = {i: run.replies[i] if surface == "replies" else run.mean for i in run.sites}

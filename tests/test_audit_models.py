@@ -12,8 +12,7 @@ from browser import browse
 from polysite import cli, config
 from polysite import study as studies
 from polysite.audit.inversion import Inverter, invert_patients, invert_reply, mean_scan, middle, under_noise
-from polysite.audit.membership import member_scores
-from polysite.audit.models import audit_run, is_run
+from polysite.audit.models import audit_run, is_run, member_scores
 from polysite.audit.replay import replay
 from polysite.errors import RunError
 from polysite.metrics.membership import area
@@ -109,13 +108,13 @@ def test_noise_on_a_gradient_has_the_promised_size_after_it_was_shortened():
 def replayed(folder):
     chosen = config.parse(folder.config)
     sites = studies.build_sites(chosen)
-    return replay(folder, studies.build_phases(chosen, sites), sites["a"].start, 0)
+    return replay(folder, chosen, sites)
 
 
 def test_the_last_rounds_are_replayed_to_the_bit(run):
     before = {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
     found = replayed(run)
-    assert found.difference == 0 and found.last.index == 2 and sorted(found.last.replies) == ["a", "b", "c"]
+    assert found.difference == 0 and found.rounds == 3 and sorted(found.replied) == ["a", "b", "c"]
     assert {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()} == before
 
 

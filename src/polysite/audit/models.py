@@ -4,31 +4,23 @@ The auditor has the run folder and the data of all sites: a researcher with a si
 replayed (``replay.py``), which gives what left the sites once more, reply by reply.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from polysite import config, tree
+from polysite import config
 from polysite import study as studies
-from polysite.algorithms import name_of
 from polysite.audit import findings
 from polysite.audit.findings import OF_PATIENTS, Audit, Estimate, Finding, Row, picture
-from polysite.audit.inversion import Inverter, Match, invert_patients, invert_reply, mean_scan, smallest_patch
-from polysite.audit.membership import member_scores
-from polysite.audit.replay import Replayed, replay
+from polysite.audit.inversion import Inverter, Match, Sites, invert_patients, invert_reply, mean_scan, smallest_patch
+from polysite.audit.replay import Left, replay
 from polysite.config import Study
-from polysite.data.split import SiteSplit
-from polysite.engines.reply_checks import kinds_of
 from polysite.engines.run_folder import RunFolder, versions
-from polysite.engines.secure.settings import Secure
 from polysite.engines.watch import Watch
-from polysite.errors import RunError
-from polysite.metrics.membership import Auc, area
-from polysite.payload import SiteId
+from polysite.errors import DataError, RunError
+from polysite.metrics.membership import Auc, Group, area
 from polysite.privacy import Private
 from polysite.report import protections, runs
 from polysite.report.drawing import pictures
@@ -39,6 +31,7 @@ from polysite.training.torch_site import TorchSite
 from polysite.tree import Tree
 
 SAME = 1e-4  # largest difference of a loss that a replay on another machine may have
+MAX_REFERENCES = 4  # models that losses are calibrated by
 PREVENTED = (
     "masked = true refuses a run without secure sums (run.secure), under which the coordinator has only the row 'mean "
     "of the replies'. epsilon = 8, or any other number, refuses one without noise (train.private), and limits what all "
@@ -46,31 +39,6 @@ PREVENTED = (
     "patient does not leave."
 )
 SUPPOSED = Private("patient")  # noise of the row 'one patient, noise' if the run itself adds none
-
-
-@dataclass(frozen=True, eq=False)
-class Left:
-    """What left the sites of a run in its last round.
-
-    Args:
-        study: The study.
-        sites: The sites.
-        patients: Patient of every case.
-        start: The initial parameters.
-        before: The model that every site was sent in the first replayed round.
-        sent: The model that every site was sent.
-        replied: The model that every site replied.
-        mean: The mean of the replies.
-    """
-
-    study: Study
-    sites: Mapping[str, TorchSite]
-    patients: Mapping[str, str]
-    start: Tree
-    before: Mapping[SiteId, Tree]
-    sent: Mapping[SiteId, Tree]
-    replied: Mapping[SiteId, Tree]
-    mean: Tree
 
 
 def is_run(path: Path | None) -> bool:
@@ -103,22 +71,24 @@ def audit_run(
     studies.refuse_ensemble(chosen)
     dealt = studies.dealt_as_trained(folder, chosen)
     sites = studies.build_sites(chosen, dealt, watch)
-    bare = replace(chosen, run=replace(chosen.run, secure=Secure()))  # the same models, without masks
-    phases, start = studies.build_phases(bare, sites), next(iter(sites.values())).start
-    replayed = replay(folder, phases, start, chosen.seed, watch)
-    left = _left(chosen, dealt, sites, start, replayed)
+    patients = {ref.name: ref.patient or "/".join(ref.source) for s in dealt.values() for k in s for ref in s[k]}
+    left = replay(folder, chosen, sites, watch)
     done, total = count(1), 3 + 4 * (iterations > 0)
 
     def step(words: str) -> None:
         watch.case(next(done), total, words)
 
-    found = [_members(left, step)]
+    found = [_members(chosen, sites, patients, left, step)]
     if iterations:
-        found.append(_images(left, iterations, scans, step))
+        found.append(_images(chosen, {i: sites[i] for i in left.replied}, left, iterations, scans, step))
     about = {"run": str(folder.path), "iterations": iterations}
     about |= {"config": folder.config, "versions": versions()}
+    exact = "the run has no losses to compare them with"
+    if left.difference is not None:
+        alike = "those" if left.difference <= SAME else "NOT those"
+        exact = f"their losses are {alike} of the run (largest difference {left.difference:.1e})"
     limits = [
-        _exactness(replayed),
+        f"Rounds up to {left.rounds} were replayed from a checkpoint; {exact}.",
         "An attack that fails is no proof that none succeeds: with shadow models, more rounds, other priors or longer "
         "searches an attacker may do better. Intervals are over patients, not over trainings.",
     ]
@@ -126,60 +96,16 @@ def audit_run(
     return findings.write(target, title, found, limits, about, [_prevented(folder)])
 
 
-# What left.
-
-
-def _left(
-    chosen: Study,
-    dealt: Mapping[str, SiteSplit],
-    sites: Mapping[str, TorchSite],
-    start: Tree,
-    replayed: Replayed,
-) -> Left:
-    """Return what left in the last round; refuse an algorithm whose replies have several models."""
-    last, algorithm = replayed.last, replayed.phase.algorithm
-    sent, replied, weights = dict[SiteId, Tree](), dict[SiteId, Tree](), list[float]()
-    for site, reply in sorted(last.replies.items()):
-        kinds = kinds_of(algorithm.reply, last.sent[site], reply.payload)
-        fields = [name for name in sorted(reply.payload) if kinds.get(name) == "model"]
-        if len(fields) != 1:
-            raise RunError(
-                f"{name_of(algorithm)} replies {len(fields)} models at {site!r}, and the audit attacks replies of one: "
-                "audit a run of another algorithm, such as fedavg, on the same cases"
-            )
-        sent[site] = _sent(last.sent[site], start)
-        replied[site] = {**sent[site], **reply.payload[fields[0]]}
-        weights.append(float(reply.payload.get("weight", 1.0)))
-    if not replied:
-        raise RunError("no site replied in the last round, so there is nothing to attack")
-    patients = {ref.name: ref.patient or "/".join(ref.source) for s in dealt.values() for k in s for ref in s[k]}
-    before = {site: _sent(replayed.first.get(site), start) for site in replied}
-    mean = tree.mean(replied.values(), weights)
-    return Left(chosen, sites, patients, start, before, sent, replied, mean)
-
-
-def _sent(payload: Any, start: Tree) -> Tree:
-    """Return the model in a payload to a site, filled up by the initial parameters."""
-    model = payload.get("model", {}) if payload is not None else {}
-    return {**start, **{k: v for k, v in model.items() if k in start}}
-
-
-def _exactness(replayed: Replayed) -> str:
-    rounds = f"Rounds up to {replayed.last.index + 1} were replayed from a checkpoint"
-    if replayed.difference is None:
-        return f"{rounds}; the run has no losses to compare them with."
-    alike = "those" if replayed.difference <= SAME else "NOT those"
-    return f"{rounds}; their losses are {alike} of the run (largest difference {replayed.difference:.1e})."
-
-
 # Who was trained on?
 
 
-def _members(left: Left, step: Callable[[str], None]) -> Finding:
+def _members(
+    study: Study, sites: Sites, patients: Mapping[str, str], left: Left, step: Callable[[str], None]
+) -> Finding:
     """Return whether training patients are told from others."""
     alone = {i: [m for j, m in left.replied.items() if j != i] or [left.sent[i]] for i in left.replied}
     before = {i: [model] for i, model in left.before.items()}
-    who = "nobody: secure sums were on" if left.study.run.secure.on else "the coordinator"
+    who = "nobody: secure sums were on" if study.run.secure.on else "the coordinator"
     attacks = [
         ("single replies", who, left.replied, alone),
         ("mean of the replies", "the coordinator and every hospital", dict.fromkeys(left.replied, left.mean), before),
@@ -188,12 +114,12 @@ def _members(left: Left, step: Callable[[str], None]) -> Finding:
     whole, single = list[Row](), list[Row]()
     for name, has, models, references in attacks:
         step(f"who was trained on, by the {name}")
-        scores = member_scores(left.sites, models, references, left.patients)
+        scores = member_scores(sites, models, references, patients)
         whole.append(_row(name, has, area(list(scores.values()))))
         if models is left.replied:
             large = {site: groups for site, groups in scores.items() if min(map(len, groups)) >= 2}
             single = [_row(f"reply of {site}", has, area([groups])) for site, groups in large.items()]
-    worst = max(whole[1:2] if left.study.run.secure.on else whole[:2], key=lambda row: row.estimate.value)
+    worst = max(whole[1:2] if study.run.secure.on else whole[:2], key=lambda row: row.estimate.value)
     verdict = "are recognised" if worst.leaks else "are not recognised significantly better than by guessing"
     answer = (
         f"Training patients {verdict}: the largest AUC is {worst.estimate.words}, by the {worst.name} of the last "
@@ -215,6 +141,49 @@ def _members(left: Left, step: Callable[[str], None]) -> Finding:
     return Finding("members", "Are training patients recognised?", answer, "AUC", "who had it", rows, note, method)
 
 
+def member_scores(
+    sites: Sites,
+    models: Mapping[str, Tree],
+    references: Mapping[str, Sequence[Tree]],
+    patients: Mapping[str, str],
+) -> dict[str, Group]:
+    """Return the scores of the training patients of every hospital, and of its test patients.
+
+    A score is the loss under reference models less the loss under the model that the attacker has: models that have not
+    seen the patient in this round, or have seen the patient less. Without any it is the loss alone.
+
+    Args:
+        sites: The hospitals with their cases.
+        models: The model that the attacker has of every hospital, or the common one.
+        references: Models to calibrate by, of every hospital; none for an attack by the loss alone.
+        patients: Patient of every case; a patient's loss is the mean over the cases.
+    """
+    scores = dict[str, Group]()
+    for name, model in sorted(models.items()):
+        site = sites[name]
+        if not (site.cases("train") and site.cases("test")):
+            continue
+        own = _losses(site, model, patients)
+        each = [_losses(site, r, patients) for r in references.get(name, ())[:MAX_REFERENCES]]
+        usual = [np.mean([e[k] for e in each], axis=0) if each else 0.0 for k in (0, 1)]
+        scores[name] = usual[0] - own[0], usual[1] - own[1]
+    if not scores:
+        raise DataError("no hospital has training cases and test cases to tell apart; raise split.test")
+    return scores
+
+
+def _losses(site: TorchSite, model: Tree, patients: Mapping[str, str]) -> Group:
+    """Return the mean loss of every training patient, and of every other one."""
+
+    def of(split: str) -> np.ndarray:
+        found: dict[str, list[float]] = {}
+        for case, score in site.score(site.lift(model), site.cases(split)).items():
+            found.setdefault(patients.get(case, case), []).append(score.loss)
+        return np.array([np.mean(found[patient]) for patient in sorted(found)])
+
+    return of("train"), of("test")
+
+
 def _row(name: str, who: str, found: Auc) -> Row:
     """Return the area of an attack, beside who had the model and the numbers of patients."""
     words = f"{who} ({found.members} trained on, {found.others} others)"
@@ -224,10 +193,12 @@ def _row(name: str, who: str, found: Auc) -> Row:
 # Are images rebuilt?
 
 
-def _images(left: Left, iterations: int, scans: bool, step: Callable[[str], None]) -> Finding:
+def _images(
+    study: Study, sites: Sites, left: Left, iterations: int, scans: bool, step: Callable[[str], None]
+) -> Finding:
     """Return what gradient inversion rebuilt."""
     rows, images = list[Row](), []
-    for name, words, found in _inversions(left, iterations):
+    for name, words, found in _inversions(study, sites, left, iterations):
         errors, usual = (np.array([getattr(match, of) for match in found]) for of in ("error", "usual"))
         rows.append(Row(name, words, Estimate.ratio(errors, usual), 1.0, False))
         shown = {"trained on": found[0].original, "guess": found[0].guess, "rebuilt": found[0].rebuilt}
@@ -258,24 +229,23 @@ def _images(left: Left, iterations: int, scans: bool, step: Callable[[str], None
     return Finding("images", "Are images rebuilt?", answer, "error ratio", "of what", tuple(rows), note, method, drawn)
 
 
-def _inversions(left: Left, iterations: int) -> Iterator[tuple[str, str, list[Match]]]:
+def _inversions(study: Study, sites: Sites, left: Left, iterations: int) -> Iterator[tuple[str, str, list[Match]]]:
     """Yield name, words and outcome of every inversion."""
-    study, trained = left.study, {i: left.sites[i] for i in left.replied}
-    loss = next(iter(trained.values())).loss
+    loss = next(iter(sites.values())).loss
     inverter = Inverter(studies.build_module(study), loss, device_of(study.train.device), iterations)
     patch = smallest_patch(study.train.patch, int(getattr(study.model, "divisor", 1)))
-    small = mean_scan(trained, patch)
+    small = mean_scan(sites, patch)
     private = study.train.private if study.train.private.unit == "patient" else SUPPOSED
     inverter.at(next(iter(left.sent.values())))
     noise = f"such a gradient with clip {private.clip:g} and noise {private.noise:g}: what train.private does"
-    yield "one patient", "the gradient of one patient in one step", invert_patients(inverter, trained, small)
-    together = invert_patients(inverter, trained, small, "sum")
+    yield "one patient", "the gradient of one patient in one step", invert_patients(inverter, sites, small)
+    together = invert_patients(inverter, sites, small, "sum")
     yield "one patient, sum", "the mean of such gradients, one of every hospital: what run.secure does", together
-    yield "one patient, noise", noise, invert_patients(inverter, trained, small, "noise", private, study.seed)
-    few = min(left.replied, key=lambda i: (len({left.patients[n] for n in trained[i].cases("train")}), i))
-    whole = mean_scan(trained, study.train.patch)
-    reply = invert_reply(inverter, [trained[few]], left.sent[few], left.replied[few], whole)
-    yield "reply", f"the reply of {few}, which has the fewest training patients", reply
+    yield "one patient, noise", noise, invert_patients(inverter, sites, small, "noise", private, study.seed)
+    few = min(left.replied, key=lambda i: (sites[i].size, i))
+    whole = mean_scan(sites, study.train.patch)
+    reply = invert_reply(inverter, [sites[few]], left.sent[few], left.replied[few], whole)
+    yield "reply", f"the reply of {few}, which has the fewest training cases", reply
 
 
 def _slice(volume: np.ndarray) -> np.ndarray:

@@ -121,9 +121,19 @@ def audit(
         "config": config.dump(studies.pinned(study)),
         "versions": versions(),
     }
+    limits = [
+        f"The attacker was trained on {len(rows['train'])} cases, validated on {len(rows['validation'])} and tested on "
+        f"{len(rows['test'])}, with {settings.side} voxels a side: with more cases, a larger decoder or another "
+        "method, an attack may do better, and finer details were not attacked. Intervals are over test cases, not over "
+        "attackers, and are not corrected for their number: one of several may miss 1 by chance.",
+        f"The second scans are made from the first: fresh noise of {100 * NOISE:.0f} % of the standard deviation, up "
+        f"to {100 * GAIN:.0f} % more or less signal, slightly wider or tighter outlines. A real second scan differs "
+        "more.",
+        "Models and updates, which leave a hospital in every round of training, are attacked by 'polysite audit RUN'.",
+    ]
     found = (_recognised(hits, described, len(listed)), _rebuilt(rebuilt, described, about, figures))
     title = "What an attacker can learn from the numbers that describe a case"
-    return findings.write(target, title, found, _limits(about), about)
+    return findings.write(target, title, found, limits, about)
 
 
 # Arguments.
@@ -303,20 +313,6 @@ def _rebuilt(
         "scans", "Are scans rebuilt?", answer, "error ratio", "numbers of a case", rows, note, method,
         tuple(figures), details,
     )  # fmt: skip
-
-
-def _limits(about: Mapping[str, Any]) -> list[str]:
-    cases = about["cases"]
-    return [
-        f"The attacker was trained on {cases['train']} cases, validated on {cases['validation']} and tested on "
-        f"{cases['test']}, with {about['side']} voxels a side: with more cases, a larger decoder or another method, an "
-        "attack may do better, and finer details were not attacked. Intervals are over test cases, not over attackers, "
-        "and are not corrected for their number: one of several may miss 1 by chance.",
-        f"The second scans are made from the first: fresh noise of {100 * NOISE:.0f} % of the standard deviation, up "
-        f"to {100 * GAIN:.0f} % more or less signal, slightly wider or tighter outlines. A real second scan differs "
-        "more.",
-        "Models and updates, which leave a hospital in every round of training, are attacked by 'polysite audit RUN'.",
-    ]
 
 
 def _slices(tested: Sequence[tuple[str, str, np.ndarray]], rebuilt: Mapping[str, Rebuilt]) -> Picture:
