@@ -118,7 +118,7 @@ class Finding:
         ]  # fmt: skip
         head = ("", self.about, f"{self.measure} (95 % interval)", "by guessing")
         note = f"{self.note} Marked: significantly better than guessing."
-        return Grid(self.id, self.question, head, tuple(lines), note, names=2)
+        return Grid(self.id, self.question, head, tuple(lines), note)
 
     def section(self) -> Section:
         """Return the section of the page."""
