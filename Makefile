@@ -75,14 +75,12 @@ bench: $(READY)
 	$(BIN)/python bench/assess.py planted
 	$(BIN)/python bench/demo.py
 
-# torch first and by itself, so that the pinned build is taken and nothing pulls another; last, wheels of which the
-# tests want a file but not the dependencies
-$(READY): pyproject.toml constraints.txt tests/wheels.txt
+# torch first and by itself, so that the pinned build is taken and nothing pulls another
+$(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "polysite needs Python 3.11 or newer, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/wheels.txt
 	touch $(READY)
 
 clean:

@@ -29,7 +29,6 @@ _HOME = {
     "Assess": "polysite.heterogeneity.exchange",
     "Bundled": "polysite.models.encoders",
     "Clean": "polysite.training.cleaning",
-    "DeepBet": "polysite.models.encoders",
     "MedicalNet": "polysite.models.encoders",
     "Run": "polysite.study",
     "EmptyMaskPolicy": "polysite.metrics.measures",

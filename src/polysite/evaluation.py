@@ -19,6 +19,7 @@ from polysite.engines.run_folder import RunFolder, file_name
 from polysite.engines.watch import Watch
 from polysite.errors import ConfigError, DataError, RunError
 from polysite.payload import SiteId
+from polysite.study.training import evaluation_of
 
 
 def evaluate(
@@ -58,7 +59,7 @@ def evaluate(
     sent = models.payloads([s for s in known if sites[s].cases(split)])
 
     data = str(Path(on).resolve()) if on else ""
-    how = study.evaluation_of(chosen, dealt, sites, folder, name, tolerance, pictures=pictures, data=data)
+    how = evaluation_of(chosen, dealt, sites, folder, name, tolerance, pictures=pictures, data=data)
     owners = [] if chosen.run.pooled else [s for s in trained if s in known]
     served = models.phase.transport.serve(models.round, sent)
     examine(models, sent, served, split, how, owners if others else None)

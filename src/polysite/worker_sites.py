@@ -14,6 +14,7 @@ from polysite.data.case import SPLITS
 from polysite.engines.host import HostPhase, SiteHost
 from polysite.errors import RunError
 from polysite.site import Cases
+from polysite.study import sites
 from polysite.training.network import Network
 from polysite.training.torch_site import TorchSite
 
@@ -36,7 +37,7 @@ class WorkerSites:
         self._phases = config.phases(self._study)
         self._dealt = study.deal_volumes(self._study)
         sizes = {s: len(splits["train"]) for s, splits in self._cases.items()}
-        steps = study.expected_steps(self._study, sizes)
+        steps = sites.expected_steps(self._study, sizes)
         self._network = Network(study.build_module(self._study), self._study.train, steps)
         self._sites: dict[str, TorchSite] = {}
         self._ready: dict[tuple[int, str], TorchSite] = {}

@@ -16,6 +16,7 @@ from polysite.benchmark import workers
 from polysite.benchmark.last_run import LastRun
 from polysite.data.phantom import write
 from polysite.machine import Gpu, Memory
+from polysite.study.sites import expected_steps
 from polysite.training.gpu_passes import GpuPasses
 from polysite.training.gpu_steps import GpuSteps
 from polysite.training.network import Network
@@ -165,7 +166,7 @@ def test_a_network_on_a_gpu_is_used_again_with_the_initial_parameters_of_the_nex
     last = LastRun()
     last.runs = 5
     first = last.network(NETWORK, {"east": 4})
-    steps = study.expected_steps(NETWORK, {"east": 4})
+    steps = expected_steps(NETWORK, {"east": 4})
     assert (first.gpu_steps.expected, first.gpu_steps.later) == (steps, 4 * steps)
     other = replace(NETWORK, seed=1, algorithm=ps.Scaffold())
     assert last.network(other, {}) is first

@@ -1,9 +1,6 @@
 """Encoders against MONAI's networks, their checkpoints against files as people have them, embeddings against PCA."""
 
 import pickle
-import sys
-import warnings
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +10,7 @@ from monai.networks.nets import resnet18
 from sklearn.decomposition import PCA
 
 from polysite.errors import ConfigError, DataError, RunError
-from polysite.models.deepbet import SIDE, as_trained
-from polysite.models.encoders import SHIPPED, Bundled, DeepBet, Embedder, MedicalNet, principal, resize
+from polysite.models.encoders import SHIPPED, Bundled, Embedder, MedicalNet, principal, resize
 from polysite.models.resnet3d import ResNet18
 
 
@@ -136,43 +132,6 @@ def test_other_files_are_refused_by_name(tmp_path, write, says):
 def test_a_file_must_be_named_or_installed(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"encoder.path is missing: name MedicalNet's checkpoint"):
         MedicalNet().build()
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    with pytest.raises(ConfigError, match=r"pip install --no-deps deepbet==1.0.2"):
-        DeepBet().build()
-    other = tmp_path / "bbox_model.pt"
-    other.write_bytes(b"a program of somebody else")
-    with pytest.raises(ConfigError, match=r"bbox_model.pt is not the bbox_model.pt of deepbet 1.0.2"):
-        DeepBet(str(other)).build()
-
-
-@torch.no_grad()
-def test_deepbet_is_half_of_the_published_network():
-    try:
-        distribution("deepbet")
-    except PackageNotFoundError:
-        pytest.skip("deepbet is not installed: pip install --no-deps deepbet==1.0.2")
-    encoder = DeepBet()
-    x = torch.from_numpy(noise(2, 1, SIDE, SIDE, SIDE))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        published = torch.jit.load(encoder._file, map_location="cpu")
-    relu = getattr(published.conv, "2")  # traced once, and handed to every part
-    expected = published.init(relu, torch.stack([as_trained(v) for v in x]))
-    for level in (published.down0, published.down1, published.down2, published.down3):
-        expected = level(relu, expected)
-    torch.testing.assert_close(encoder.build()(x), expected)
-    assert encoder.fingerprint == DeepBet.digest
-    found = Embedder(encoder)([noise(40, 30, 20), np.zeros((20, 20, 20), np.float32)])
-    assert found.shape == (2, 128, 2) and np.isfinite(found).all() and found[0].any()
-
-
-def test_intensities_as_deepbet_knows_them():
-    x = torch.from_numpy(noise(1, 20, 20, 20))
-    x[:, :8] = 0
-    found = as_trained(x)
-    assert found.mean() == pytest.approx(0.449, abs=1e-4) and found.std() == pytest.approx(0.226, abs=1e-4)
-    assert found[:, :8].unique().tolist() == [found.min()]  # the background is black
-    assert as_trained(torch.zeros(1, 4, 4, 4)).isfinite().all()
 
 
 def fixed(components):

@@ -14,7 +14,8 @@ from polysite.benchmark.jobs import inner_jobs
 from polysite.benchmark.scores import last_scores
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import ConfigError, Paused, RunError
-from polysite.tuning import Amounts, budget, load, plan, tables, tune, write_page
+from polysite.tuning import budget, load, plan, tables, tune, write_page
+from polysite.tuning.budgets import DEFAULT
 from polysite.tuning.halving import affordable, cost, rungs, survivors
 from polysite.tuning.search import Row, Tuned
 from polysite.tuning.space import Candidate
@@ -115,13 +116,11 @@ def test_a_candidate_that_diverges_is_left_behind(tmp_path):
 
 def test_budgets_are_whole_trainings_of_the_reference():
     space = load(methods=["fedprox"])
-    assert budget(BASE, space, Amounts(rounds=18)) == (2.0, "steps") and budget(BASE, space, Amounts(4)) == (4, "steps")
-    sent = sum(load.down + load.up for each in study.loads(BASE) for load in each.values())
-    assert budget(BASE, space, Amounts(gigabytes=3e-9 * sent)) == (pytest.approx(3.0), "bytes")
-    with pytest.raises(ConfigError, match="given as trainings and as rounds"):
-        budget(BASE, space, Amounts(trainings=1, rounds=3))
+    assert budget(BASE, space) == DEFAULT and budget(BASE, space, 4) == 4
+    with pytest.raises(ConfigError, match="given as trainings and as hours"):
+        budget(BASE, space, trainings=1, hours=3)
     with pytest.raises(ConfigError, match="more than zero hours"):
-        budget(BASE, space, Amounts(hours=0))
+        budget(BASE, space, hours=0)
     with pytest.raises(ConfigError, match="takes 4: name fewer methods, or raise the budget"):
         plan(BASE, space, 1, inner=2)
 

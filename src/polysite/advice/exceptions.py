@@ -38,22 +38,8 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, variance
 
+from polysite.advice import decide
 from polysite.advice.contenders import Contender
-from polysite.advice.decide import (
-    LEVEL,
-    PRIOR,
-    RATE,
-    WITHIN,
-    Gain,
-    Pair,
-    at,
-    by_fold,
-    by_luck,
-    differences,
-    gain_of,
-    mean_of,
-    shrunken,
-)
 from polysite.advice.tournament import Key, Played
 from polysite.metrics import shrinkage
 from polysite.metrics.statistics import signed_rank
@@ -78,21 +64,21 @@ class Promise:
     @property
     def promising(self) -> bool:
         """Whether it is worth a second training."""
-        return self.likely and self.p <= RATE
+        return self.likely and self.p <= decide.RATE
 
 
 @dataclass(frozen=True)
 class Confirmation:
     """What a second training shows for a hospital, of what was promising for it."""
 
-    gain: Gain  # over the strategy for all, the mean of both trainings
+    gain: decide.Gain  # over the strategy for all, the mean of both trainings
     p: float  # that it is better by chance, times the number of hospitals and strategies
     steady: bool  # whether it gained in both trainings, and not by few cases alone
 
     @property
     def better(self) -> bool:
         """Whether the hospital should use it."""
-        return self.steady and self.p <= RATE
+        return self.steady and self.p <= decide.RATE
 
 
 def promises(others: Iterable[Played], shared: Played, folds: int, comparisons: int) -> dict[str, Promise]:
@@ -105,10 +91,12 @@ def promises(others: Iterable[Played], shared: Played, folds: int, comparisons: 
         folds: Number of inner folds.
         comparisons: Number of hospitals times the number of strategies that were compared.
     """
-    each = [(one.contender, gains := differences(one, shared), shrunken(gains, folds).sites) for one in others]
+    each = [
+        (one.contender, gains := decide.differences(one, shared), decide.shrunken(gains, folds).sites) for one in others
+    ]
     found = {}
     for site in sorted({site for _, _, expected in each for site in expected}):
-        here = {contender.name: at(site, gains) for contender, gains, expected in each if site in expected}
+        here = {contender.name: decide.at(site, gains) for contender, gains, expected in each if site in expected}
         made = [
             Promise(contender, expected[site], repeated(list(here[contender.name].values()), folds, comparisons))
             for contender, _, expected in each
@@ -125,7 +113,7 @@ def _leads(one: Mapping[Key, float], other: Mapping[Key, float], folds: int) -> 
     """Return whether the gains of a hospital's cases are shown to be larger than others, each of one training."""
     apart = [gain - other[key] for key, gain in one.items()]
     cases = variance(apart) / len(apart) if len(apart) > 1 else 0.0
-    return fmean(apart) > WITHIN / 2 * sqrt(cases + 2 * LUCK**2 / folds)
+    return fmean(apart) > decide.WITHIN / 2 * sqrt(cases + 2 * LUCK**2 / folds)
 
 
 def repeated(gains: list[float], folds: int, comparisons: int) -> float:
@@ -140,7 +128,7 @@ def repeated(gains: list[float], folds: int, comparisons: int) -> float:
     return min(1.0, comparisons * chance(gains, usual, [usual]))
 
 
-def confirm(site: str, one: Pair, two: Pair, comparisons: int) -> Confirmation:
+def confirm(site: str, one: decide.Pair, two: decide.Pair, comparisons: int) -> Confirmation:
     """Return what two trainings show for a hospital.
 
     Args:
@@ -149,13 +137,13 @@ def confirm(site: str, one: Pair, two: Pair, comparisons: int) -> Confirmation:
         two: The same, trained with another seed.
         comparisons: Number of hospitals times the number of strategies that were compared.
     """
-    first, second = differences(*one), differences(*two)
-    gains = at(site, differences(mean_of(one[0], two[0]), mean_of(one[1], two[1])))
+    first, second = decide.differences(*one), decide.differences(*two)
+    gains = decide.at(site, decide.differences(decide.mean_of(one[0], two[0]), decide.mean_of(one[1], two[1])))
     apart = _apart(first, second, one[1].folds)
     values = list(gains.values())
     p = min(1.0, comparisons * chance(values, apart[site], list(apart.values())))
-    both = min(fmean(at(site, each).values()) for each in (first, second))
-    return Confirmation(gain_of(gains), p, both > 0 and signed_rank(values, "greater") <= LEVEL)
+    both = min(fmean(decide.at(site, each).values()) for each in (first, second))
+    return Confirmation(decide.gain_of(gains), p, both > 0 and signed_rank(values, "greater") <= decide.LEVEL)
 
 
 def chance(gains: list[float], apart: tuple[float, ...], everywhere: list[tuple[float, ...]]) -> float:
@@ -169,8 +157,8 @@ def chance(gains: list[float], apart: tuple[float, ...], everywhere: list[tuple[
     if len(gains) < 2:
         return 1.0
     every = [d for each in everywhere for d in each]
-    usual = (PRIOR * 2 * LUCK**2 + sum(d * d / 2 for d in every)) / (PRIOR + len(every))
-    return by_luck(fmean(gains), variance(gains) / len(gains), len(gains), apart, usual)
+    usual = (decide.PRIOR * 2 * LUCK**2 + sum(d * d / 2 for d in every)) / (decide.PRIOR + len(every))
+    return decide.by_luck(fmean(gains), variance(gains) / len(gains), len(gains), apart, usual)
 
 
 def _apart(
@@ -178,4 +166,4 @@ def _apart(
 ) -> dict[str, tuple[float, ...]]:
     """Return the difference between the mean gains of two trainings, by hospital, in every inner fold."""
     change = {key: gain - two[key] for key, gain in one.items()}
-    return {site: by_fold(at(site, change), folds) for site in sorted({site for site, _ in change})}
+    return {site: decide.by_fold(decide.at(site, change), folds) for site in sorted({site for site, _ in change})}

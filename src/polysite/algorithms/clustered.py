@@ -16,16 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from polysite.algorithms.base import (
-    Algorithm,
-    Around,
-    Facts,
-    diagnostics,
-    facts,
-    serving_payloads,
-    shares,
-    site_clusters,
-)
+from polysite.algorithms import base
 from polysite.algorithms.fedavg import FedAvg
 from polysite.algorithms.weighted import Weighted
 from polysite.errors import ConfigError, nearest
@@ -41,7 +32,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Clustered(Around):
+class Clustered(base.Around):
     """An algorithm run separately in each group of sites.
 
     Args:
@@ -50,10 +41,10 @@ class Clustered(Around):
     """
 
     groups: Mapping[str, tuple[SiteId, ...]] = field(default_factory=dict)
-    inner: Algorithm[Any] = field(default_factory=FedAvg)
+    inner: base.Algorithm[Any] = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
-        if not facts(self.inner).groupable:
+        if not base.facts(self.inner).groupable:
             name = type(self.inner).__name__.lower()
             raise ConfigError(f"{name} clusters patients across all sites and does not go into groups of sites")
         seen: dict[SiteId, str] = {}
@@ -68,9 +59,9 @@ class Clustered(Around):
                 seen[site] = name
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> base.Facts:
         # a sum over all sites would mix the groups, and a site outside all groups has no model
-        return replace(facts(self.inner), needs="each", strangers=False, poolable=False, shared_model=False)
+        return replace(base.facts(self.inner), needs="each", strangers=False, poolable=False, shared_model=False)
 
     def init(self, params: Tree, sites: Sequence[SiteId]) -> State:
         self._cover(sites)
@@ -84,7 +75,7 @@ class Clustered(Around):
         return self._by_group(state, cohort, self.inner.send)
 
     def serving_payloads(self, state: State, sites: Sequence[SiteId]) -> Mapping[SiteId, Payload]:
-        return self._by_group(state, sites, lambda inner, asked: serving_payloads(self.inner, inner, asked))
+        return self._by_group(state, sites, lambda inner, asked: base.serving_payloads(self.inner, inner, asked))
 
     def merge(self, state: State, replies: Mapping[SiteId, Payload]) -> State:
         heard = {name: {i: replies[i] for i in self._of(name, replies)} for name in self.groups}
@@ -93,11 +84,11 @@ class Clustered(Around):
     def shares(self, state: State, replies: Mapping[SiteId, Payload]) -> dict[SiteId, float]:
         """Return the share of every site in the model of its group."""
         heard = {name: {i: replies[i] for i in self._of(name, replies)} for name in self.groups}
-        within = [shares(self.inner, state.groups[name], group) for name, group in heard.items() if group]
+        within = [base.shares(self.inner, state.groups[name], group) for name, group in heard.items() if group]
         return {i: share for group in within for i, share in group.items()}
 
     def diagnostics(self, state: State) -> Mapping[str, float]:
-        groups = {name: diagnostics(self.inner, inner) for name, inner in state.groups.items()}
+        groups = {name: base.diagnostics(self.inner, inner) for name, inner in state.groups.items()}
         return {f"{what} ({name})": value for name, numbers in groups.items() for what, value in numbers.items()}
 
     def site_clusters(self, state: State, sites: Sequence[SiteId]) -> Mapping[SiteId, str]:
@@ -105,7 +96,7 @@ class Clustered(Around):
         found: dict[SiteId, str] = {}
         for name, inner in state.groups.items():
             within = self._of(name, sites)
-            deeper = site_clusters(self.inner, inner, within) if hasattr(self.inner, "site_clusters") else {}
+            deeper = base.site_clusters(self.inner, inner, within) if hasattr(self.inner, "site_clusters") else {}
             found |= {i: f"{name}/{deeper[i]}" if i in deeper else name for i in within}
         return found
 
@@ -145,7 +136,7 @@ class Clustered(Around):
                 )
 
 
-def _begin(inner: Algorithm[Any], params: Tree, name: str, members: Sequence[SiteId]) -> Any:
+def _begin(inner: base.Algorithm[Any], params: Tree, name: str, members: Sequence[SiteId]) -> Any:
     try:
         return inner.init(params, members)
     except ConfigError as problem:  # for example, the group may have too few sites

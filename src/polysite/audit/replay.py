@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from polysite import study as studies
 from polysite import tree
 from polysite.algorithms import name_of
 from polysite.config import Study
@@ -21,6 +20,7 @@ from polysite.engines.secure.settings import Secure
 from polysite.engines.watch import Watch
 from polysite.errors import RunError
 from polysite.payload import Payload, SiteId
+from polysite.study.sites import build_phases
 from polysite.training.torch_site import TorchSite
 from polysite.tree import Tree
 
@@ -60,7 +60,7 @@ def replay(folder: RunFolder, study: Study, sites: Mapping[str, TorchSite], watc
         watch: Observer of the progress.
     """
     bare = replace(study, run=replace(study.run, secure=Secure()))  # the same models, without masks
-    phases, params = studies.build_phases(bare, sites), next(iter(sites.values())).start
+    phases, params = build_phases(bare, sites), next(iter(sites.values())).start
     index = max((k for k, p in enumerate(phases) if "model" in p.algorithm.reply.values()), default=-1)
     if index < 0:
         raise RunError(f"no model left the sites in {folder.path}, so there is nothing to attack")

@@ -15,7 +15,9 @@ from polysite.data.case import SPLITS, Case, CaseRef
 from polysite.data.files import Files
 from polysite.data.split import SiteSplit
 from polysite.engines.watch import Watch
-from polysite.study import Materials, PreparedCases
+from polysite.study import Materials
+from polysite.study.cases import PreparedCases, refuse_duplicates
+from polysite.study.sites import expected_steps
 from polysite.training.network import Network
 
 NETWORKS = 2  # kept in a process: the common one, and that of a method with a network of its own
@@ -44,7 +46,7 @@ class LastRun(Materials):
             for site, splits in dealt.items()
         }
         if any(refs for splits in new.values() for refs in splits.values()):
-            study.refuse_duplicates([ref for splits in dealt.values() for k in SPLITS for ref in splits[k]])
+            refuse_duplicates([ref for splits in dealt.values() for k in SPLITS for ref in splits[k]])
         for site, splits in study.load_cases(chosen, new, watch).items():
             for k in SPLITS:
                 self._known |= {_key(r): case for r, case in zip(new[site][k], splits[k], strict=True)}
@@ -57,7 +59,7 @@ class LastRun(Materials):
         train, outputs = chosen.train, (len(chosen.data.modality_names), chosen.data.label_names, chosen.data.task)
         built = (chosen.model, chosen.dims, outputs, train.exclusive, train.device, train.autocast, train.compile)
         known = self._networks.pop(built, None)
-        steps = study.expected_steps(chosen, sizes)
+        steps = expected_steps(chosen, sizes)
         later = (self.runs - 1) * steps
         if known is not None:
             known.restart(study.build_module(chosen), steps, later)

@@ -25,12 +25,8 @@ Out = Annotated[Path | None, Option(help="Folder to write, advice/STUDY by defau
 def advise(
     config: Config = None,
     override: Override = None,
-    trainings: Annotated[
-        float | None, Option(help="Budget: whole trainings of FedAvg. One of four options; 50 by default.")
-    ] = None,
-    rounds: Annotated[int | None, Option(help="Budget: rounds of FedAvg.")] = None,
+    trainings: Annotated[float | None, Option(help="Budget: whole trainings of FedAvg. 50 by default.")] = None,
     hours: Annotated[float | None, Option(help="Budget: hours on this machine's device.")] = None,
-    gigabytes: Annotated[float | None, Option(help="Budget: gigabytes from and to all sites.")] = None,
     inner: Inner = 3,
     only: Only = None,
     models: Models = True,
@@ -50,10 +46,9 @@ def advise(
     from polysite.benchmark import Workers
     from polysite.report.progress import counting
 
-    amounts = tuning.Amounts(trainings, rounds, hours, gigabytes)
-    if not models and amounts.given:
+    if not models and (trainings is not None or hours is not None):
         raise ConfigError("--no-models takes what the strategies take, so it has no budget; leave one of them out")
-    budget, _ = tuning.budget(study, tuning.load(methods=["fedavg"]), amounts, advice.TRAININGS)
+    budget = tuning.budget(study, tuning.load(methods=["fedavg"]), trainings, hours, advice.TRAININGS)
     target = folder_of(out, "advice", config)
     with counting("runs", None, quiet or as_json) as step:
         found = advice.advise(study, target, budget if models else None, inner, only or (), Workers(jobs, step))

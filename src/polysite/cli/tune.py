@@ -20,11 +20,7 @@ def tune(
         Path | None, Option(metavar="FILE", help="A search space in TOML that extends polysite's own.")
     ] = None,
     trainings: Annotated[float | None, Option(help="Budget: whole trainings of the reference; 30 by default.")] = None,
-    rounds: Annotated[int | None, Option(help="Budget: rounds of the reference.")] = None,
     hours: Annotated[float | None, Option(help="Budget: hours on this machine's device.")] = None,
-    gigabytes: Annotated[
-        float | None, Option(help="Budget: gigabytes from and to all sites; candidates then have equal bytes.")
-    ] = None,
     inner: Annotated[int, Option(help="Inner folds; the cases of each validate once.")] = 3,
     plan: Annotated[bool, Option("--plan", help="List the candidates and rungs; train nothing.")] = False,
     out: Annotated[
@@ -46,15 +42,14 @@ def tune(
     from polysite.report.progress import counting
 
     known = tuning.load(space, method or ())
-    budget, equal = tuning.budget(study, known, tuning.Amounts(trainings, rounds, hours, gigabytes))
-    planned = tuning.plan(study, known, budget, inner)
+    planned = tuning.plan(study, known, tuning.budget(study, known, trainings, hours), inner)
     if plan:
         tables.show_grid(tuning.plan_table(planned))
         return
     target = folder_of(out, "tunings", config)
     runs = planned.inner * sum(rung.candidates for rung in planned.rungs)
     with counting("runs", runs, quiet or as_json) as step:
-        found = tuning.tune(planned, target, equal, Workers(jobs, step), tuning.write_page)
+        found = tuning.tune(planned, target, Workers(jobs, step), tuning.write_page)
     best, scores = found.folder / "best.toml", {"score": found.best.score, "reference": found.reference.score}
     if as_json:
         print(

@@ -14,30 +14,7 @@ from typing import Any
 
 from polysite.buffers import Buffer
 from polysite.data.case import SPLITS
-from polysite.engines.messages import (
-    Assess,
-    Begin,
-    Begun,
-    Examine,
-    Failed,
-    Greeting,
-    Join,
-    MaskTaken,
-    MaskTurn,
-    Measured,
-    Models,
-    Refused,
-    Request,
-    RequestKind,
-    Response,
-    Score,
-    Scored,
-    Serve,
-    Train,
-    Trained,
-    Unreadable,
-    words_of,
-)
+from polysite.engines import messages
 from polysite.engines.record import scores_from_plain, scores_to_plain
 from polysite.engines.secure.member import STEPS
 from polysite.errors import PayloadError, shown
@@ -76,20 +53,20 @@ CLASS_MEASURES = ("accuracy", "predicted", "true")
 
 
 # the requests that hospitals understand, and the fields of each that are in its header; the payload is the body
-FIELDS: Mapping[type[Request], tuple[str, ...]] = {
-    Join: ("config",),
-    Begin: ("phase", "begins", "before", "round", "version"),
-    Assess: ("phase", "round", "version", "keep"),
-    Train: ("phase", "round", "version", "keep"),
-    Score: ("phase", "round", "version", "keep", "split"),
-    Examine: ("phase", "round", "version", "keep", "split", "tolerance"),
-    Serve: ("phase", "round", "version", "keep", "name"),
-    MaskTurn: ("phase", "round", "step"),
+FIELDS: Mapping[type[messages.Request], tuple[str, ...]] = {
+    messages.Join: ("config",),
+    messages.Begin: ("phase", "begins", "before", "round", "version"),
+    messages.Assess: ("phase", "round", "version", "keep"),
+    messages.Train: ("phase", "round", "version", "keep"),
+    messages.Score: ("phase", "round", "version", "keep", "split"),
+    messages.Examine: ("phase", "round", "version", "keep", "split", "tolerance"),
+    messages.Serve: ("phase", "round", "version", "keep", "name"),
+    messages.MaskTurn: ("phase", "round", "step"),
 }
-NAMED: Mapping[RequestKind, type[Request]] = {each.kind: each for each in FIELDS}
+NAMED: Mapping[messages.RequestKind, type[messages.Request]] = {each.kind: each for each in FIELDS}
 
 
-def header_of(request: Request, study: str, identity: Mapping[str, str]) -> dict[str, Any]:
+def header_of(request: messages.Request, study: str, identity: Mapping[str, str]) -> dict[str, Any]:
     """Return the header of a request.
 
     Args:
@@ -102,12 +79,12 @@ def header_of(request: Request, study: str, identity: Mapping[str, str]) -> dict
     return {"protocol": PROTOCOL, **identity, "kind": request.kind, "study": study, **listed}
 
 
-def body_of(request: Request) -> Buffer:
+def body_of(request: messages.Request) -> Buffer:
     """Return the body of a request."""
-    return b"" if isinstance(request, Join) else encode(request.payload)
+    return b"" if isinstance(request, messages.Join) else encode(request.payload)
 
 
-def parse_request(header: Header, body: Buffer = b"") -> tuple[str, Request]:
+def parse_request(header: Header, body: Buffer = b"") -> tuple[str, messages.Request]:
     """Return the name of the study, and the request. Unknown fields are ignored; one of the wrong type is refused."""
     if header.get("protocol") != PROTOCOL:
         raise PayloadError(
@@ -128,7 +105,7 @@ def parse_request(header: Header, body: Buffer = b"") -> tuple[str, Request]:
             raise PayloadError(f"{name} = {shown(repr(value), 80)} is not valid in a request")
     if "keep" in given:
         given["keep"] = tuple(given["keep"])
-    if made is not Join and len(body):
+    if made is not messages.Join and len(body):
         given["payload"] = decode(body)
     return study, made(**given)
 
@@ -160,13 +137,13 @@ class Subject:
         return ("accuracy",) if self.classification else self.labels
 
 
-def greeting_header(greeting: Greeting) -> dict[str, Any]:
+def greeting_header(greeting: messages.Greeting) -> dict[str, Any]:
     """Return the header of a greeting."""
-    named = {f.name: getattr(greeting, f.name) for f in fields(Greeting) if f.name != "cases"}
+    named = {f.name: getattr(greeting, f.name) for f in fields(messages.Greeting) if f.name != "cases"}
     return {**greeting.cases, **named}
 
 
-def parse_greeting(header: Header) -> Greeting:
+def parse_greeting(header: Header) -> messages.Greeting:
     """Parse the header of a greeting."""
     cases = {split: header.get(split) for split in SPLITS}
     for split, count in cases.items():
@@ -183,10 +160,10 @@ def parse_greeting(header: Header) -> Greeting:
     listed = header.get("listed", "")
     if not isinstance(listed, str) or not re.fullmatch("[0-9a-f]{0,64}", listed):
         raise PayloadError(f"listed: {listed!r:.40} is not a digest")
-    return Greeting(cases, **allowed, **machine, studies=studies, listed=listed)  # type: ignore[arg-type]
+    return messages.Greeting(cases, **allowed, **machine, studies=studies, listed=listed)  # type: ignore[arg-type]
 
 
-def effort_header(response: Trained) -> dict[str, Any]:
+def effort_header(response: messages.Trained) -> dict[str, Any]:
     """Return the effort behind a reply as a header. Under differential privacy no loss leaves."""
     if not response.fits and not response.releases:
         return {}
@@ -198,7 +175,7 @@ def effort_header(response: Trained) -> dict[str, Any]:
     return {**fits, "fit_loss": [0.0] * len(response.fits), **used}
 
 
-def _trained(header: Header) -> Trained:
+def _trained(header: Header) -> messages.Trained:
     """Parse the effort behind a reply."""
     columns = [header.get(f"fit_{name}", []) for name in ("loss", "steps", "lr_sum", "reach")]
     if not all(isinstance(c, list) for c in columns) or len({len(c) for c in columns}) > 1:
@@ -209,16 +186,16 @@ def _trained(header: Header) -> Trained:
     )
     releases = _releases(header)
     fits = tuple(replace(fit, loss=math.nan) for fit in fits) if releases else fits  # it did not leave
-    return Trained(fits=fits, seconds=_number("seconds", header.get("seconds", 0.0)), releases=releases)
+    return messages.Trained(fits=fits, seconds=_number("seconds", header.get("seconds", 0.0)), releases=releases)
 
 
-def scores_header(response: Scored) -> dict[str, Any]:
+def scores_header(response: messages.Scored) -> dict[str, Any]:
     """Return scores of cases as a header, without counts of voxels, sorted so that the order says nothing."""
     bare = {case: replace(score, counts={}) for case, score in sorted(response.scores.items())}
     return {"scores": json.dumps(scores_to_plain(bare))}
 
 
-def measures_header(response: Measured) -> dict[str, Any]:
+def measures_header(response: messages.Measured) -> dict[str, Any]:
     """Return all measures of cases as a header, without predictions, sorted so that the order says nothing."""
     cases = sorted(response.cases, key=lambda e: e.case)
     scores = scores_to_plain({e.case: e.score for e in cases})
@@ -233,47 +210,47 @@ def measures_header(response: Measured) -> dict[str, Any]:
     return {"measures": json.dumps(listed)}
 
 
-def _models(header: Header) -> Models:
+def _models(header: Header) -> messages.Models:
     given = header.get("digests")
     if not isinstance(given, list) or not 0 < len(given) <= MAX_MODELS:
         raise PayloadError(f"digests: {given!r:.40} are not those of 1 to {MAX_MODELS} models")
     for each in given:
         if not isinstance(each, str) or not re.fullmatch("[0-9a-f]{64}", each):
             raise PayloadError(f"digests: {each!r:.40} is not a digest")
-    return Models(tuple(given))
+    return messages.Models(tuple(given))
 
 
-def response_message(response: Response) -> tuple[dict[str, Any], Buffer]:
+def response_message(response: messages.Response) -> tuple[dict[str, Any], Buffer]:
     """Return the header and the body of a response."""
     match response:
-        case Greeting():
+        case messages.Greeting():
             return greeting_header(response), b""
-        case Trained():
+        case messages.Trained():
             return effort_header(response), encode(response.payload)
-        case Scored():
+        case messages.Scored():
             return scores_header(response), b""
-        case Measured():
+        case messages.Measured():
             return measures_header(response), b""
-        case Models():
+        case messages.Models():
             return {"digests": [m if isinstance(m, str) else model_digest(m) for m in response.models]}, b""
-        case MaskTaken():
+        case messages.MaskTaken():
             return {}, encode(response.payload)
-        case Begun():
+        case messages.Begun():
             return {}, b""
-        case Refused():
+        case messages.Refused():
             return {"refused": response.reason}, b""
-        case Failed() | Unreadable():
+        case messages.Failed() | messages.Unreadable():
             return {"error": response.reason}, b""
 
 
 def parse_response(
-    request: Request,
+    request: messages.Request,
     header: Header,
     take: Callable[[], Buffer],
     cases: Mapping[str, int],
     subject: Subject,
     limits: Limits = Limits(),
-) -> Response:
+) -> messages.Response:
     """Parse the response to a request.
 
     Args:
@@ -285,38 +262,40 @@ def parse_response(
         limits: Largest payload that is accepted.
     """
     if header.get("error"):
-        return Failed(shown(header["error"]))
+        return messages.Failed(shown(header["error"]))
     if header.get("refused"):
-        return Refused(shown(header["refused"]))
+        return messages.Refused(shown(header["refused"]))
     try:
         match request:
-            case Join():
+            case messages.Join():
                 return parse_greeting(header)
-            case Train() | Assess():
+            case messages.Train() | messages.Assess():
                 return _with_payload(_trained(header), take, limits)
-            case MaskTurn():
-                return _with_payload(MaskTaken(), take, SMALL)
-            case Score(split=split):
+            case messages.MaskTurn():
+                return _with_payload(messages.MaskTaken(), take, SMALL)
+            case messages.Score(split=split):
                 given = _cases(header.get("scores"), cases.get(split, 0))
-                return Scored({name: _score(name, each, subject) for name, each in given.items()})
-            case Examine(split=split):
+                return messages.Scored({name: _score(name, each, subject) for name, each in given.items()})
+            case messages.Examine(split=split):
                 given = _cases(header.get("measures"), cases.get(split, 0))
-                return Measured(tuple(_examined(name, each, subject) for name, each in given.items()))
-            case Serve():
+                return messages.Measured(tuple(_examined(name, each, subject) for name, each in given.items()))
+            case messages.Serve():
                 return _models(header)
-            case Begin():
-                return Begun()
+            case messages.Begin():
+                return messages.Begun()
             case _:
-                return Failed(f"no hospital answers {words_of(request)}")
+                return messages.Failed(f"no hospital answers {messages.words_of(request)}")
     except PayloadError as problem:
-        return Failed(f"its response to {words_of(request)} is not valid: {problem}")
+        return messages.Failed(f"its response to {messages.words_of(request)} is not valid: {problem}")
 
 
-def _with_payload(response: Trained | MaskTaken, take: Callable[[], Buffer], limits: Limits) -> Response:
+def _with_payload(
+    response: messages.Trained | messages.MaskTaken, take: Callable[[], Buffer], limits: Limits
+) -> messages.Response:
     try:
         return replace(response, payload=decode(take(), limits))
     except PayloadError as problem:
-        return Unreadable(str(problem))
+        return messages.Unreadable(str(problem))
 
 
 def _is_number(value: Any) -> bool:

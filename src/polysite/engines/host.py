@@ -11,27 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from polysite.algorithms.base import Algorithm
+from polysite.engines import messages
 from polysite.engines.memory_store import MemoryStore, Stored
-from polysite.engines.messages import (
-    Asked,
-    Assess,
-    Begin,
-    Begun,
-    Examine,
-    ExamineModel,
-    HostRequest,
-    MaskTaken,
-    MaskTurn,
-    Measured,
-    Models,
-    Refused,
-    Response,
-    Score,
-    Scored,
-    Serve,
-    Train,
-    Trained,
-)
 from polysite.engines.noise import noise_steps
 from polysite.engines.secure.member import Mask, Session, open_session, take_step
 from polysite.engines.secure.settings import Secure
@@ -70,11 +51,11 @@ class HostPhase:
 class Masks(Protocol):
     """Interface for the keys of the current secure sum of a site."""
 
-    def step(self, request: MaskTurn, secure: Secure) -> Payload:
+    def step(self, request: messages.MaskTurn, secure: Secure) -> Payload:
         """Take a step of a sum; return the answer."""
         ...
 
-    def joined(self, request: Train) -> Session:
+    def joined(self, request: messages.Train) -> Session:
         """Return the session of the sum that a reply is masked for."""
         ...
 
@@ -90,7 +71,7 @@ class Sessions:
         self.site = site
         self._session: Session | None = None
 
-    def step(self, request: MaskTurn, secure: Secure) -> Payload:
+    def step(self, request: messages.MaskTurn, secure: Secure) -> Payload:
         """Take a step of a sum; return the answer."""
         if request.step == "keys":
             self._session, answer = open_session(request.payload, self.site, secure.fewest, reveal=secure.reveal)
@@ -98,7 +79,7 @@ class Sessions:
             self._session, answer = take_step(request.step, request.payload, self._opened())
         return answer
 
-    def joined(self, request: Train) -> Session:
+    def joined(self, request: messages.Train) -> Session:
         """Return the session of the current sum."""
         return self._opened()
 
@@ -132,32 +113,36 @@ class SiteHost:
         self._assessment, self._masks, self._store = assessment, masks or Sessions(name), store or MemoryStore()
         self._starts: dict[int, tuple[int, Stored]] = {}  # first round of a phase, and the model that it began from
 
-    def answer(self, request: HostRequest) -> Response:
+    def answer(self, request: messages.HostRequest) -> messages.Response:
         """Do what is asked; PayloadError if the payload does not fit."""
         match request:
-            case Begin():
+            case messages.Begin():
                 return self._begin(request)
-            case Assess() | Train():
+            case messages.Assess() | messages.Train():
                 return self._train(request)
-            case Score():
+            case messages.Score():
                 site = self._site(request)
                 groups = self._served(request, site, site.cases(request.split))
-                return Scored({case: s for params, cases in groups for case, s in site.score(params, cases).items()})
-            case Examine():
+                return messages.Scored(
+                    {case: s for params, cases in groups for case, s in site.score(params, cases).items()}
+                )
+            case messages.Examine():
                 site = self._site(request)
                 groups = self._served(request, site, site.cases(request.split))
-                return Measured(e for p, cases in groups for e in site.examine(p, cases, request.tolerance))
-            case ExamineModel():
+                return messages.Measured(e for p, cases in groups for e in site.examine(p, cases, request.tolerance))
+            case messages.ExamineModel():
                 site = self._site(request)
                 model = site.lift(request.payload["model"])
                 examined = site.examine(model, request.cases, request.tolerance)
-                return Measured(e if request.pictures else replace(e, prediction=None) for e in examined)
-            case Serve():
+                return messages.Measured(e if request.pictures else replace(e, prediction=None) for e in examined)
+            case messages.Serve():
                 site = self._site(request)
                 cases = site.cases("validation") if request.cases is None else request.cases
                 groups = self._served(request, site, cases)
-                return Models(tuple(params for params, _ in groups), tuple(tuple(chosen) for _, chosen in groups))
-            case MaskTurn():
+                return messages.Models(
+                    tuple(params for params, _ in groups), tuple(tuple(chosen) for _, chosen in groups)
+                )
+            case messages.MaskTurn():
                 return self._mask(request)
 
     def has_begun(self, phase: int) -> bool:
@@ -168,25 +153,25 @@ class SiteHost:
         """Start a phase in this round from a model; learning-rate schedules restart."""
         self._starts[phase] = begins, self._store.put(Payload(model=start))
 
-    def _begin(self, request: Begin) -> Response:
+    def _begin(self, request: messages.Begin) -> messages.Response:
         start = request.start
         if start is None:
             earlier = self._site(request, request.before)
             groups = self._served(request, earlier, earlier.cases("validation"), request.before)
             if len(groups) != 1:
                 at = request.phase + 1
-                return Refused(f"phase {at} starts from one model, and this site has {len(groups)}")
+                return messages.Refused(f"phase {at} starts from one model, and this site has {len(groups)}")
             ((start, _),) = groups
         self.enter(request.phase, request.begins, start)
-        return Begun(start)
+        return messages.Begun(start)
 
-    def _train(self, request: Assess | Train) -> Response:
+    def _train(self, request: messages.Assess | messages.Train) -> messages.Response:
         phase = self.phases[request.phase]
-        if isinstance(request, Assess) and self._assessment:
+        if isinstance(request, messages.Assess) and self._assessment:
             phase = self._assessment()
-        site = phase.site.at(request.round) if isinstance(request, Assess) else self._site(request)
+        site = phase.site.at(request.round) if isinstance(request, messages.Assess) else self._site(request)
         try:
-            session = self._masks.joined(request) if isinstance(request, Train) and phase.masked else None
+            session = self._masks.joined(request) if isinstance(request, messages.Train) and phase.masked else None
             got, memory = request.payload.each(site.lift), self._memory(request, site)
             noise = noise_steps(phase.algorithm, phase.private, site, got, session)
             masks = (Mask(session, phase.secure.fraction),) if session else ()
@@ -194,19 +179,19 @@ class SiteHost:
         except PayloadError as problem:  # it cannot be masked, as if it were not finite
             if not phase.masked:
                 raise
-            return Refused(f"its reply cannot be masked: {problem}")
-        return Trained(turn.reply, turn.fits, turn.seconds, turn.releases, turn)
+            return messages.Refused(f"its reply cannot be masked: {problem}")
+        return messages.Trained(turn.reply, turn.fits, turn.seconds, turn.releases, turn)
 
-    def _mask(self, request: MaskTurn) -> Response:
+    def _mask(self, request: messages.MaskTurn) -> messages.Response:
         phase = self.phases[request.phase]
         if not phase.secure.on:
-            return Refused("this study has no secure sums")
+            return messages.Refused("this study has no secure sums")
         try:
-            return MaskTaken(self._masks.step(request, phase.secure))
+            return messages.MaskTaken(self._masks.step(request, phase.secure))
         except PayloadError as problem:
-            return Refused(f"it refuses the step {request.step!r} of a secure sum: {problem}")
+            return messages.Refused(f"it refuses the step {request.step!r} of a secure sum: {problem}")
 
-    def _site(self, request: Asked, number: int | None = None) -> Site:
+    def _site(self, request: messages.Asked, number: int | None = None) -> Site:
         """Return the site in the round of a request; in a later phase it starts from the model that it was served."""
         number = request.phase if number is None else number
         site = self.phases[number].site
@@ -215,10 +200,12 @@ class SiteHost:
             site = site.begin(begins, site.lift(start.get()["model"]))
         return site.at(request.round)
 
-    def _memory(self, request: Asked, site: Site) -> Payload:
+    def _memory(self, request: messages.Asked, site: Site) -> Payload:
         return request.memory.each(site.lift) if request.memory else Payload()
 
-    def _served(self, request: Asked, site: Site, cases: Cases, number: int | None = None) -> list[tuple[Tree, Cases]]:
+    def _served(
+        self, request: messages.Asked, site: Site, cases: Cases, number: int | None = None
+    ) -> list[tuple[Tree, Cases]]:
         """Return the models that the site uses for these cases, each with its cases."""
         algorithm = self.phases[request.phase if number is None else number].algorithm
         return list(algorithm.serve(request.payload.each(site.lift), self._memory(request, site), site, cases))

@@ -15,24 +15,8 @@ from functools import partial
 from typing import Any, Literal, Protocol, cast
 
 from polysite.algorithms.base import Algorithm, is_summable
+from polysite.engines import messages
 from polysite.engines.memory_store import Memories, MemoryStore, Stored, to_host
-from polysite.engines.messages import (
-    Assess,
-    Begin,
-    Examine,
-    ExamineModel,
-    MaskTaken,
-    MaskTurn,
-    Measured,
-    Models,
-    Request,
-    Score,
-    Scored,
-    Serve,
-    Train,
-    Trained,
-    bytes_of,
-)
 from polysite.engines.record import Incident
 from polysite.engines.secure.member import MaskStep
 from polysite.engines.sites import Sites
@@ -176,11 +160,11 @@ class PhaseSites:
     def train(self, round: int, sent: Mapping[SiteId, Payload]) -> Iterator[tuple[SiteId, Reply]]:
         """Deliver the payloads and yield each reply as it arrives, with outgoing steps such as compression."""
         self._round, self._replies = round, {}
-        make = Assess if self.kind == "assess" else Train
+        make = messages.Assess if self.kind == "assess" else messages.Train
         requests = self._requests(sent, make, round)
         summed = bool(requests) and is_summable(self.algorithm) and not self.simulated
         for site, response in self.sites.ask(requests, self.phase, least=self._least):
-            if isinstance(response, Trained):
+            if isinstance(response, messages.Trained):
                 reply = self._reply(site, response)
                 if summed:
                     self._replies[site] = replace(reply, payload=Payload()), self.store.put(reply.payload)
@@ -188,7 +172,7 @@ class PhaseSites:
                 yield site, reply
                 del reply  # before the next site trains
 
-    def _reply(self, site: SiteId, response: Trained) -> Reply:
+    def _reply(self, site: SiteId, response: messages.Trained) -> Reply:
         fits, payload = response.fits, response.payload
         if response.turn is not None:
             self._new[site] = self._stored(response.turn.memory)
@@ -228,15 +212,15 @@ class PhaseSites:
         ``least`` is the number of answers without which the sum fails: real hospitals are waited for.
         """
         self._least = least
-        requests = self._requests(sent, partial(MaskTurn, step=step), round)
+        requests = self._requests(sent, partial(messages.MaskTurn, step=step), round)
         asked = self.sites.ask(requests, self.phase, least=least)
-        return {site: response.payload for site, response in asked if isinstance(response, MaskTaken)}
+        return {site: response.payload for site, response in asked if isinstance(response, messages.MaskTaken)}
 
     def score(self, round: int, sent: Mapping[SiteId, Payload], split: str) -> Mapping[SiteId, Scores]:
         """Have every site score the model that it is served, on one split of its cases."""
-        requests = self._requests(sent, partial(Score, split=split), round)
+        requests = self._requests(sent, partial(messages.Score, split=split), round)
         asked = self.sites.ask(requests, self.phase, self._scores)
-        scores = {site: response.scores for site, response in asked if isinstance(response, Scored)}
+        scores = {site: response.scores for site, response in asked if isinstance(response, messages.Scored)}
         self._note_unscored(round, split, any(scores.values()))
         return {i: scores[i] for i in (sent if self.simulated else sorted(scores)) if i in scores}
 
@@ -250,13 +234,13 @@ class PhaseSites:
         if others:
             with self.sites.uncounted():  # no hospital's model goes to others: what would cross are its own measures
                 for owner, host, examined in self._examine_others(round, sent, split, tolerance):
-                    self.sites.status[host].up += bytes_of(examined) if owner == host else 0
+                    self.sites.status[host].up += messages.bytes_of(examined) if owner == host else 0
                     yield owner, host, examined
             return
-        requests = self._requests(sent, partial(Examine, split=split, tolerance=tolerance), round)
+        requests = self._requests(sent, partial(messages.Examine, split=split, tolerance=tolerance), round)
         scored = False
         for site, response in self._in_order(self.sites.ask(requests, self.phase, self._scores)):
-            for examined in response.cases if isinstance(response, Measured) else ():
+            for examined in response.cases if isinstance(response, messages.Measured) else ():
                 scored = True
                 yield site, site, examined
         self._note_unscored(round, split, scored)
@@ -269,17 +253,19 @@ class PhaseSites:
         self, round: int, sent: Mapping[SiteId, Payload], split: str, tolerance: float
     ) -> Iterator[tuple[SiteId, SiteId, Examined]]:
         """Examine every site's model on the cases of all sites; the site itself chooses the model for a case."""
-        served: dict[SiteId, dict[SiteId, Models]] = {owner: {} for owner in sent}  # by host, whose cases they are for
+        served: dict[SiteId, dict[SiteId, messages.Models]] = {
+            owner: {} for owner in sent
+        }  # by host, whose cases they are for
         for host in sorted({*self.names, *self.audience}):
             cases = self.known[host].cases(split)
-            requests = self._requests(sent, partial(Serve, cases=cases), round)
+            requests = self._requests(sent, partial(messages.Serve, cases=cases), round)
             for owner, found in self.sites.ask(requests, self.phase):
-                if isinstance(found, Models):
+                if isinstance(found, messages.Models):
                     served[owner][host] = found
         for owner, models in served.items():
             for k in range(max((len(m.models) for m in models.values()), default=0)):
                 requests = {
-                    host: ExamineModel(
+                    host: messages.ExamineModel(
                         phase=self.phase,
                         round=round,
                         payload=Payload(model=cast(Tree, each.models[k])),
@@ -291,7 +277,7 @@ class PhaseSites:
                     if k < len(each.models)
                 }
                 for host, measured in self.sites.ask(requests, self.phase):
-                    found_cases = measured.cases if isinstance(measured, Measured) else ()
+                    found_cases = measured.cases if isinstance(measured, messages.Measured) else ()
                     yield from ((owner, host, examined) for examined in found_cases)
 
     def serve(self, round: int, sent: Mapping[SiteId, Payload], name: str = "") -> Served:
@@ -301,9 +287,9 @@ class PhaseSites:
         """
         models: dict[SiteId, tuple[Tree, ...]] = {}
         hidden: dict[SiteId, int] = {}
-        requests = self._requests(sent, partial(Serve, name=name), round)
+        requests = self._requests(sent, partial(messages.Serve, name=name), round)
         for site, response in self.sites.ask(requests, self.phase):
-            if not isinstance(response, Models):
+            if not isinstance(response, messages.Models):
                 continue
             if not any(isinstance(model, str) for model in response.models):
                 trees = tuple(self.lift(cast(Tree, model)) for model in response.models)
@@ -340,13 +326,13 @@ class PhaseSites:
         shared, origin, simulated = served.shared, served.origin, self.simulated
         self.began = frozenset({*served.models, *served.hidden})
 
-        def beginning(site: SiteId) -> Begin | None:
+        def beginning(site: SiteId) -> messages.Begin | None:
             if simulated:
                 models = served.models.get(site) or shared  # a new site starts from the shared model, too
-                return Begin(phase=self.phase, begins=round, start=models[0]) if models else None
+                return messages.Begin(phase=self.phase, begins=round, start=models[0]) if models else None
             if origin is None or site not in origin.sent:
                 return None
-            return Begin(
+            return messages.Begin(
                 phase=self.phase,
                 begins=round,
                 before=origin.phase,
@@ -390,8 +376,8 @@ class PhaseSites:
             self.sites.note(f"no site scored the model of round {round + 1} on {split} cases")
 
     def _requests(
-        self, sent: Mapping[SiteId, Payload], make: Callable[..., Request], round: int
-    ) -> dict[SiteId, Request]:
+        self, sent: Mapping[SiteId, Payload], make: Callable[..., messages.Request], round: int
+    ) -> dict[SiteId, messages.Request]:
         requests = {}
         for site, payload in sent.items():
             version, stored = self._versions.get(site, -1), self._memory.get(site)

@@ -16,20 +16,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from polysite.engines.messages import (
-    Begin,
-    Begun,
-    Failed,
-    Greeting,
-    Join,
-    Measured,
-    Refused,
-    Request,
-    Response,
-    Unreadable,
-    bytes_of,
-    words_of,
-)
+from polysite.engines import messages
 from polysite.engines.record import Incident, incident
 from polysite.engines.watch import Watch
 from polysite.engines.wire import Wire
@@ -68,15 +55,15 @@ PATIENT = Deadlines(quorum=0, deadline=math.inf, grace=0.0, again=math.inf, poll
 class SiteStatus:
     """What is known about a site, and what it is doing."""
 
-    greeting: Greeting | None = None  # its last one
+    greeting: messages.Greeting | None = None  # its last one
     cases: Mapping[str, int] = field(default_factory=dict)  # their numbers in its first greeting, which stand
     token: str = ""  # of its connection
     known: bool = False  # it was greeted in this connection
     refused: str = ""  # why it does not take part
     begun: set[int] = field(default_factory=set)  # phases that it has begun, in this connection
     seen: float = 0.0  # when it was last connected
-    asked: Request | None = None  # what it is asked now
-    owes: Request | None = None  # what it works on past the deadline
+    asked: messages.Request | None = None  # what it is asked now
+    owes: messages.Request | None = None  # what it works on past the deadline
     last: LastPayload = field(default_factory=LastPayload)  # that it got in this connection, and keeps
     down: int = 0  # bytes to it since they were last asked for
     up: int = 0  # bytes from it
@@ -106,7 +93,7 @@ class Sites:
         wire: Wire,
         names: Iterable[SiteId],
         deadlines: Deadlines = PATIENT,
-        join: Join | None = None,
+        join: messages.Join | None = None,
         watch: Watch = Watch(),
         *,
         secret: int = 0,
@@ -115,7 +102,7 @@ class Sites:
         self.wire, self.deadlines, self.join, self.watch, self.secret = wire, deadlines, join, watch, secret
         self.status: dict[SiteId, SiteStatus] = {}
         self.expect(names)
-        self.beginnings: dict[int, Callable[[SiteId], Begin | None]] = {}  # phase -> how a site begins it
+        self.beginnings: dict[int, Callable[[SiteId], messages.Begin | None]] = {}  # phase -> how a site begins it
         self.needed: Mapping[SiteId, Collection[int]] = {}  # versions of memories, in all phases
         self._refusals = refusals
         self._journal: Callable[[Incident], None] = lambda incident: None
@@ -192,11 +179,11 @@ class Sites:
 
     def ask(
         self,
-        requests: Mapping[SiteId, Request],
+        requests: Mapping[SiteId, messages.Request],
         phase: int = 0,
         able: Callable[[SiteId], bool] = lambda site: True,
         least: int = 0,
-    ) -> Iterator[tuple[SiteId, Response]]:
+    ) -> Iterator[tuple[SiteId, messages.Response]]:
         """Yield responses as they arrive until the deadline; at least a quorum of them, however long that takes.
 
         A site that was away before is not waited for. A site that has just disconnected may come back within the grace
@@ -213,7 +200,7 @@ class Sites:
         for site in sorted(requests.keys() & self.wire.online().keys()):
             owed = self.status[site].owes
             if owed is not None:
-                self.note(f"still busy with {words_of(owed)}; not asked before that", site)
+                self.note(f"still busy with {messages.words_of(owed)}; not asked before that", site)
         pending = dict(requests)
         held: dict[SiteId, float] = {}  # sites that refused or failed, and when they may be asked again
 
@@ -229,15 +216,15 @@ class Sites:
             return time.monotonic() - began > self.deadlines.deadline or not hope
 
         for site, response in self._exchange(pending, over, phase, held):
-            if isinstance(response, Refused | Failed):
+            if isinstance(response, messages.Refused | messages.Failed):
                 if site not in held:
-                    verb = "refuses" if isinstance(response, Refused) else "fails"
+                    verb = "refuses" if isinstance(response, messages.Refused) else "fails"
                     self.note(f"{verb}: {response.reason}", site)
                 held[site] = time.monotonic() + self.deadlines.again
             else:
                 answered += 1
                 pending.pop(site)
-                if isinstance(response, Unreadable):
+                if isinstance(response, messages.Unreadable):
                     self.note(f"its reply is refused: {response.reason}", site)
                 else:
                     yield site, response
@@ -246,7 +233,7 @@ class Sites:
             if self.status[site].greeting_failed and not self.status[site].known:
                 continue  # it was not asked; the reason was noted
             where = "away" if site not in self.wire.online() else "too late"
-            self.note(f"{where}: no answer to {words_of(pending[site])}", site)
+            self.note(f"{where}: no answer to {messages.words_of(pending[site])}", site)
 
     def _may_answer(self, name: SiteId) -> bool:
         """Whether a site may still answer: it is connected, or has just disconnected."""
@@ -258,11 +245,11 @@ class Sites:
 
     def _exchange(
         self,
-        requests: Mapping[SiteId, Request],
+        requests: Mapping[SiteId, messages.Request],
         over: Callable[[], bool],
         phase: int = 0,
         held: Mapping[SiteId, float] = MappingProxyType({}),
-    ) -> Iterator[tuple[SiteId, Response]]:
+    ) -> Iterator[tuple[SiteId, messages.Response]]:
         """Greet sites, have them begin the phase, ask, and ask again after a restart, until ``over``. The caller
         removes answered requests, and decides which sites are held until when."""
         while True:
@@ -274,7 +261,7 @@ class Sites:
             for i in order:
                 self._send(i, due[i])
             for site, request, response in self.wire.ask({i: due[i] for i in order}, self.deadlines.poll):
-                self.status[site].up += bytes_of(response) if self._counts else 0
+                self.status[site].up += messages.bytes_of(response) if self._counts else 0
                 taken = self._take(site, request, response)
                 del response
                 if taken is not None and site in requests:
@@ -288,15 +275,15 @@ class Sites:
             if status.asked is not None:
                 status.asked, status.owes = None, status.asked
 
-    def _send(self, name: SiteId, request: Request) -> None:
+    def _send(self, name: SiteId, request: messages.Request) -> None:
         """Note what a site is asked, and the bytes of that; a payload that the site has does not cross again."""
         site = self.status[name]
         site.asked = request
-        if not isinstance(request, Join) and request.payload:
+        if not isinstance(request, messages.Join) and request.payload:
             crossed = site.last.replace(request.payload)
             site.down += crossed if self._counts else 0
         if self.join is not None:
-            self.watch.doing(name, words_of(request), False)
+            self.watch.doing(name, messages.words_of(request), False)
 
     def _meet(self, online: Mapping[SiteId, str]) -> None:
         """Notice new connections. What a site was asked over its former connection is lost."""
@@ -313,7 +300,7 @@ class Sites:
                 site.known, site.begun, site.refused, site.greeting_failed = self.join is None, set(), "", 0.0
             site.token, site.seen = token, now
 
-    def _next(self, name: SiteId, wanted: Request | None, phase: int) -> Request | None:
+    def _next(self, name: SiteId, wanted: messages.Request | None, phase: int) -> messages.Request | None:
         """Return the next request for a site: a greeting, the beginning of a phase, or what is wanted of it."""
         site = self.status[name]
         if site.refused or site.owes is not None:
@@ -330,7 +317,7 @@ class Sites:
                 return beginning
         return wanted
 
-    def _take(self, name: SiteId, request: Request, response: Response) -> Response | None:
+    def _take(self, name: SiteId, request: messages.Request, response: messages.Response) -> messages.Response | None:
         """Return a response for the caller; greetings, beginnings and late responses are dealt with here."""
         site = self.status[name]
         late = site.owes is request
@@ -340,26 +327,26 @@ class Sites:
             site.asked = None
         else:
             return None  # of a former connection
-        if isinstance(request, Join):
+        if isinstance(request, messages.Join):
             self._greeted(name, response)
             return None
-        if isinstance(response, Begun):
+        if isinstance(response, messages.Begun):
             site.begun.add(request.phase)
             return None
         if late:
-            self.note(f"its answer to {words_of(request)} came late and was dropped", name)
+            self.note(f"its answer to {messages.words_of(request)} came late and was dropped", name)
             return None
-        if isinstance(request, Begin) and isinstance(response, Failed):
-            return Refused(response.reason)
-        if self.join is not None and not isinstance(response, Refused | Failed):
-            self.watch.doing(name, f"answered {words_of(request)}", True)
-        if isinstance(response, Measured):
-            return Measured(self._counted(site, response.cases))
+        if isinstance(request, messages.Begin) and isinstance(response, messages.Failed):
+            return messages.Refused(response.reason)
+        if self.join is not None and not isinstance(response, messages.Refused | messages.Failed):
+            self.watch.doing(name, f"answered {messages.words_of(request)}", True)
+        if isinstance(response, messages.Measured):
+            return messages.Measured(self._counted(site, response.cases))
         return response
 
     def _counted(self, site: SiteStatus, cases: Iterable[Examined]) -> Iterator[Examined]:
         for each in cases:
-            site.up += bytes_of(each) if self._counts else 0
+            site.up += messages.bytes_of(each) if self._counts else 0
             yield each
 
     def traffic(self) -> tuple[dict[SiteId, int], dict[SiteId, int]]:
@@ -384,21 +371,21 @@ class Sites:
         finally:
             self._counts = True
 
-    def _greeted(self, name: SiteId, response: Response) -> None:
+    def _greeted(self, name: SiteId, response: messages.Response) -> None:
         site = self.status[name]
-        if isinstance(response, Refused):
+        if isinstance(response, messages.Refused):
             site.refused = response.reason
             self.note(f"does not take part: {response.reason}", name)
-        elif isinstance(response, Failed):
+        elif isinstance(response, messages.Failed):
             if not site.greeting_failed:
                 self.note(f"could not be greeted: {response.reason}", name)
             site.greeting_failed = time.monotonic()
-        elif isinstance(response, Greeting):
+        elif isinstance(response, messages.Greeting):
             self.fix_cases(name, response)
             site.greeting, site.known = response, True
             self.watch.doing(name, "takes part", True)
 
-    def fix_cases(self, name: SiteId, greeting: Greeting) -> None:
+    def fix_cases(self, name: SiteId, greeting: messages.Greeting) -> None:
         """Keep the numbers of cases of a site's first greeting; note others, or other cases, that it reports later."""
         site, cases = self.status[name], greeting.cases
         if site.greeting and site.greeting.listed != greeting.listed:

@@ -28,7 +28,10 @@ from polysite.models.ensemble import Ensemble, Member, joined
 from polysite.models.unet import UNet
 from polysite.payload import Payload, SiteId
 from polysite.report.runs import title
-from polysite.study import OpenedStudy, Run, dealt_as_trained, models_of, open_finished
+from polysite.study import Run, dealt_as_trained, models_of, open_finished
+from polysite.study.engine import OpenedStudy
+from polysite.study.sites import build_phases
+from polysite.study.training import conducted
 from polysite.tree import Tree, drop
 
 ABOUT = "ensemble.json"
@@ -82,7 +85,7 @@ def made_ensemble(runs: Sequence[Path | str], out: Path, watch: Watch = Watch())
     trees = {site: joined([models[site] for models, _ in found]) for site in wanted}
     shared = all(one for _, one in found)
     chosen = _held(chosen, dealt, shared)
-    phases = study.build_phases(chosen, sites)
+    phases = build_phases(chosen, sites)
     first, names = phases[0].transport.lift(trees[wanted[0]]), phases[0].transport.names
     state = phases[0].algorithm.init(first, names)
     memories = {} if shared else {s: Payload(model=trees[s]) for s in names}
@@ -97,7 +100,7 @@ def made_ensemble(runs: Sequence[Path | str], out: Path, watch: Watch = Watch())
         at = adopt(folder, phases[0], Progress(0, state, memories, versions=dict.fromkeys(names, 0)))
         line = f"ensemble of {', '.join(str(m.folder.path) for m in members)}"
         opened = OpenedStudy(phases, first, sites, [line])
-        return study.conducted(chosen, dealt, opened, folder, at, watch, evaluate=True, until=None)
+        return conducted(chosen, dealt, opened, folder, at, watch, evaluate=True, until=None)
 
 
 def _study(members: Sequence[MemberRun]) -> tuple[Study, Mapping[SiteId, SiteSplit]]:

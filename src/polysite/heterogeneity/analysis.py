@@ -24,24 +24,7 @@ import numpy as np
 
 from polysite.cluster import distance as cluster
 from polysite.errors import DataError
-from polysite.heterogeneity import noisy, significance
-from polysite.heterogeneity.assessment import (
-    CHANCE,
-    FINE,
-    LARGE,
-    MANY,
-    MAX_PERMUTATIONS,
-    TESTED,
-    Assessment,
-    Compared,
-    Distance,
-    Groups,
-    Pair,
-    Quantity,
-    Tested,
-    combined,
-    fine,
-)
+from polysite.heterogeneity import assessment, noisy, significance
 from polysite.heterogeneity.bounds import CLASS, INTENSITY, VOLUME
 from polysite.heterogeneity.distances import SQUARES, Values, angle, earth_movers, earth_movers_of, slices
 from polysite.heterogeneity.exchange import Assess, component, left, odd
@@ -53,7 +36,7 @@ SCALES, COMBINES = (get_args(get_type_hints(Assess)[name]) for name in ("scale",
 UNITS = {3: "mL", 2: "cm²"}
 
 
-def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = "") -> Assessment:
+def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = "") -> assessment.Assessment:
     """Compare the hospitals that replied; ``encoder`` describes the encoder."""
     replies = {i: replies[i] for i in natural(replies)}
     by, refused = settings.describes, odd(replies, settings)
@@ -67,7 +50,7 @@ def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = 
         )
     sites = tuple(heard)
     quantities, distances, more = (noisy.compare if settings.private.on else _compare)(heard, settings)
-    return Assessment(
+    return assessment.Assessment(
         sites=sites,
         cases={i: int(r["cases"]) for i, r in replies.items()},
         quantities=quantities,
@@ -84,7 +67,7 @@ def analyse(replies: Mapping[SiteId, Payload], settings: Assess, encoder: str = 
     )
 
 
-def _distance(name: str, sites: Sequence[SiteId], settings: Assess, found: Tested) -> Distance:
+def _distance(name: str, sites: Sequence[SiteId], settings: Assess, found: assessment.Tested) -> assessment.Distance:
     """Return a distance with its outlier and clusters."""
     matrix, p = found.matrix, found.p
     low, high = significance.interval(matrix, found.upper, p)
@@ -94,7 +77,7 @@ def _distance(name: str, sites: Sequence[SiteId], settings: Assess, found: Teste
     adjusted = np.minimum(adjusted, adjusted.T)
     named = np.bincount(found.sums.argmax(-1), minlength=len(sites)) / len(found.sums)
     groups, silhouette = cluster.linked(matrix)
-    return Distance(
+    return assessment.Distance(
         name=name,
         matrix=matrix,
         low=low,
@@ -102,7 +85,7 @@ def _distance(name: str, sites: Sequence[SiteId], settings: Assess, found: Teste
         p=p,
         adjusted=adjusted,
         chance=found.chance,
-        alone=dict(zip(sites, found.alone.tolist(), strict=True)) if name in TESTED else {},
+        alone=dict(zip(sites, found.alone.tolist(), strict=True)) if name in assessment.TESTED else {},
         against={s: tuple(sites[j] for j in which) for s, which in zip(sites, found.others, strict=False)},
         sums=dict(zip(sites, cluster.sums(matrix), strict=True)),
         graded=dict(zip(sites, cluster.graded(matrix), strict=True)),
@@ -115,11 +98,11 @@ def _distance(name: str, sites: Sequence[SiteId], settings: Assess, found: Teste
     )
 
 
-def _names(sites: Sequence[SiteId], groups: Sequence[Sequence[int]]) -> Groups:
+def _names(sites: Sequence[SiteId], groups: Sequence[Sequence[int]]) -> assessment.Groups:
     return tuple(tuple(sites[i] for i in group) for group in groups)
 
 
-def _compare(heard: Mapping[SiteId, Payload], settings: Assess) -> Compared:
+def _compare(heard: Mapping[SiteId, Payload], settings: Assess) -> assessment.Compared:
     lengths = {i: len(next(iter(r["quantiles"].values()))) for i, r in heard.items()}
     drawn = {i: significance.counts(i, length, settings.resamples) for i, length in lengths.items()}
     quantities, metadata, alternatives = _metadata(heard, settings, drawn)
@@ -129,16 +112,16 @@ def _compare(heard: Mapping[SiteId, Payload], settings: Assess) -> Compared:
 
 def _farthest(matrix: Values) -> list[tuple[int, int]]:
     """Return the most distant pairs of a large federation, which are tested with many permutations."""
-    if len(matrix) <= LARGE:
+    if len(matrix) <= assessment.LARGE:
         return []
     rows, columns = np.triu_indices(len(matrix), 1)
-    order = np.argsort(-matrix[rows, columns], kind="stable")[:FINE]
+    order = np.argsort(-matrix[rows, columns], kind="stable")[: assessment.FINE]
     return list(zip(rows[order].tolist(), columns[order].tolist(), strict=True))
 
 
 def _metadata(
     heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mapping[SiteId, Values]
-) -> tuple[dict[str, Quantity], Tested, dict[str, SiteId]]:
+) -> tuple[dict[str, assessment.Quantity], assessment.Tested, dict[str, SiteId]]:
     names, sites = list(next(iter(heard.values()))["quantiles"]), list(heard)
     laws = [np.stack([r["quantiles"][n] for n in names]) for r in heard.values()]
     cases = [r["cases"] for r in heard.values()]
@@ -150,16 +133,16 @@ def _metadata(
     rescale = factors[settings.scale]
     matrices = plain * rescale
     # enough permutations for the smallest p to stay significant after all corrections
-    draws = max(settings.permutations, min(40 * len(names) * len(sites) ** 2 // 2, MAX_PERMUTATIONS))
+    draws = max(settings.permutations, min(40 * len(names) * len(sites) ** 2 // 2, assessment.MAX_PERMUTATIONS))
 
     def mean(scale: str, combine: str) -> tuple[list[str], Values]:
-        return combined(dict(zip(names, plain * factors[scale], strict=True)), combine)
+        return assessment.combined(dict(zip(names, plain * factors[scale], strict=True)), combine)
 
     chosen, distance = mean(settings.scale, settings.combine)
     picked = [names.index(n) for n in chosen]
     each = np.ones((len(names), len(sites), len(sites)))  # p of every quantity
     alone = np.ones((len(names), len(sites)))
-    found = Tested.empty(len(sites), settings.resamples)
+    found = assessment.Tested.empty(len(sites), settings.resamples)
 
     def compare(i: int, j: int, draws: int) -> Values:
         p, chance = significance.permuted(laws[i], laws[j], earth_movers_of, draws)
@@ -167,8 +150,8 @@ def _metadata(
         found.p[i, j] = found.p[j, i] = significance.simes(p)  # that two sites differ in any quantity
         return chance
 
-    def pair(i: int, j: int) -> Pair:
-        chance = compare(i, j, draws if len(sites) <= LARGE else significance.FIRST - 1)
+    def pair(i: int, j: int) -> assessment.Pair:
+        chance = compare(i, j, draws if len(sites) <= assessment.LARGE else significance.FIRST - 1)
         drawn_pair = drawn[sites[i]], drawn[sites[j]]
         again = significance.resampled(laws[i][picked], laws[j][picked], drawn_pair, earth_movers_of)
         ratio = rescale[picked, i, j]
@@ -178,7 +161,7 @@ def _metadata(
     for i in range(len(sites) - 1):
         found.put(i, [pair(i, j) for j in range(i + 1, len(sites))])
     for i, j in _farthest(distance):
-        compare(i, j, fine(len(sites)))
+        compare(i, j, assessment.fine(len(sites)))
 
     def test(i: int, others: Sequence[int]) -> float:
         rest = _together(laws, cases, others)
@@ -195,7 +178,7 @@ def _metadata(
         kind, _, of = n.partition(" ")
         words = {INTENSITY: "as stored", VOLUME: UNITS.get(int(metric), "1000 voxels"), CLASS: "share"}[kind]
         divided = dict(zip(sites, divisors[settings.scale][k].tolist(), strict=True))
-        quantities[n] = Quantity(n, kind, of, words, divided, values, absent, matrices[k], each[k], by_site)
+        quantities[n] = assessment.Quantity(n, kind, of, words, divided, values, absent, matrices[k], each[k], by_site)
     found_by = {f'assess.scale = "{s}"': mean(s, settings.combine)[1] for s in SCALES if s != settings.scale}
     found_by |= {f'assess.combine = "{c}"': mean(settings.scale, c)[1] for c in COMBINES if c != settings.combine}
     return quantities, together, {setting: sites[cluster.outlier(matrix)] for setting, matrix in found_by.items()}
@@ -227,19 +210,27 @@ def _together(laws: Sequence[Values], cases: Sequence[float], which: Sequence[in
     return np.stack([slices(row, MAX_VALUES, weights) for row in rows])
 
 
-def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mapping[SiteId, Values]) -> dict[str, Tested]:
+def _embeddings(
+    heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mapping[SiteId, Values]
+) -> dict[str, assessment.Tested]:
     sites = list(heard)
     laws, cases = [r["directions"]["embedding"] for r in heard.values()], [r["cases"] for r in heard.values()]
-    draws = max(settings.permutations, min(20 * len(sites) ** 2, MAX_PERMUTATIONS))
-    large = len(sites) > LARGE
-    fewer = settings.permutations if len(sites) <= MANY else CHANCE if large else significance.FIRST - 1
+    draws = max(settings.permutations, min(20 * len(sites) ** 2, assessment.MAX_PERMUTATIONS))
+    large = len(sites) > assessment.LARGE
+    fewer = (
+        settings.permutations
+        if len(sites) <= assessment.MANY
+        else assessment.CHANCE
+        if large
+        else significance.FIRST - 1
+    )
     counts = {"euclidean": fewer, "energy": significance.FIRST - 1 if large else draws}
-    found = {n: Tested.empty(len(sites), settings.resamples) for n in SQUARES}
+    found = {n: assessment.Tested.empty(len(sites), settings.resamples) for n in SQUARES}
 
-    def pair(i: int, j: int) -> dict[str, Pair]:
+    def pair(i: int, j: int) -> dict[str, assessment.Pair]:
         a, b = sites[i], sites[j]
         once = np.ones((1, laws[i].shape[1])), np.ones((1, laws[j].shape[1]))
-        pairs: dict[str, Pair] = {}
+        pairs: dict[str, assessment.Pair] = {}
         for name, statistic in SQUARES.items():
             again, seen = (
                 significance.resampled(laws[i], laws[j], each, statistic) for each in ((drawn[a], drawn[b]), once)
@@ -259,7 +250,7 @@ def _embeddings(heard: Mapping[SiteId, Payload], settings: Assess, drawn: Mappin
             each.put(i, [pairs[name] for pairs in row])
     energy = found["energy"]
     for i, j in _farthest(energy.matrix):
-        p, _ = significance.permuted(laws[i], laws[j], SQUARES["energy"], fine(len(sites)))
+        p, _ = significance.permuted(laws[i], laws[j], SQUARES["energy"], assessment.fine(len(sites)))
         energy.p[i, j] = energy.p[j, i] = significance.simes(p)
 
     def test(i: int, others: Sequence[int]) -> float:

@@ -13,7 +13,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -63,7 +62,7 @@ class Bundled(Weights):
         return SHIPPED
 
     def build(self) -> "torch.nn.Module":
-        """Return the network with its weights."""
+        """Return the network with its weights: (batch, 1, *space) to (batch, channels, *smaller), in float32."""
         import safetensors
         import safetensors.torch
 
@@ -97,7 +96,14 @@ class MedicalNet(Weights):
     def _file(self) -> Path:
         if not self.path:
             raise ConfigError("encoder.path is missing: name MedicalNet's checkpoint, resnet_18.pth")
-        return _existing(self.path, "name MedicalNet's checkpoint, resnet_18.pth")
+        try:
+            Path(self.path).open("rb").close()
+        except OSError as problem:
+            raise ConfigError(
+                f"encoder.path = {self.path!r} cannot be opened ({problem.strerror}); name MedicalNet's checkpoint, "
+                "resnet_18.pth"
+            ) from problem
+        return Path(self.path)
 
     def build(self) -> "torch.nn.Module":
         """Return the network with its weights."""
@@ -128,58 +134,9 @@ class MedicalNet(Weights):
                 yield str(name).removeprefix("module."), value
 
 
-@dataclass(frozen=True)
-class DeepBet(Weights):
-    """The brain locator of the package deepbet (MIT), trained on T1-weighted heads; small, and installable with pip.
+Encoder = Bundled | MedicalNet
 
-    Args:
-        path: ``bbox_model.pt`` of deepbet 1.0.2, unzipped from its wheel; empty for that of the installed package.
-    """
-
-    path: str = ""
-
-    channels: ClassVar[int] = 128
-    digest: ClassVar[str] = "39a7b2b5f799faa1391ea97bfcdc0b9299f20d84f2316a4ff8918dc4685e40aa"
-
-    @property
-    def words(self) -> str:
-        """Description for a report."""
-        return "the brain finder of deepbet 1.0.2"
-
-    @property
-    def _file(self) -> Path:
-        if self.path:
-            return _existing(self.path, "name bbox_model.pt of deepbet 1.0.2, or leave encoder.path out to search it")
-        try:
-            file = Path(str(distribution("deepbet").locate_file("data/models/bbox_model.pt")))
-        except PackageNotFoundError as problem:
-            raise ConfigError(
-                "deepbet is not installed here: pip install --no-deps deepbet==1.0.2, "
-                "or name the bbox_model.pt of its wheel in encoder.path"
-            ) from problem
-        if not file.is_file():
-            raise ConfigError(f"deepbet is installed without {file}: pip install --no-deps deepbet==1.0.2")
-        return file
-
-    def build(self) -> "torch.nn.Module":
-        """Return the encoder with the weights of the file, if the file is the known one."""
-        import torch
-
-        from polysite.models.deepbet import HeadEncoder
-
-        file = self._file
-        if self.fingerprint != self.digest:  # TorchScript is a program, so only the known file is opened
-            raise ConfigError(f"{file} is not the bbox_model.pt of deepbet 1.0.2, the only one that is known here")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch deprecates TorchScript
-            scripted = torch.jit.load(file, map_location="cpu")  # type: ignore[no-untyped-call]
-        half = {k: v.detach() for k, v in scripted.named_parameters() if k.startswith(("init.", "down"))}
-        return _filled(HeadEncoder, half, file, "deepbet 1.0.2")
-
-
-Encoder = Bundled | MedicalNet | DeepBet
-
-ENCODERS: Mapping[str, type[Encoder]] = {"bundled": Bundled, "medicalnet": MedicalNet, "deepbet": DeepBet}
+ENCODERS: Mapping[str, type[Encoder]] = {"bundled": Bundled, "medicalnet": MedicalNet}
 
 
 class Embedder:
@@ -329,11 +286,3 @@ def _filled(
             raise ConfigError(f"{file}: {name!r} holds NaN or infinite weights; get the file again")
     network.to_empty(device="cpu").load_state_dict({**weights, **counts})
     return network
-
-
-def _existing(path: str, otherwise: str) -> Path:
-    try:
-        Path(path).open("rb").close()
-    except OSError as problem:
-        raise ConfigError(f"encoder.path = {path!r} cannot be opened ({problem.strerror}); {otherwise}") from problem
-    return Path(path)

@@ -21,10 +21,7 @@ HEAD = (
     "method", "rounds", "best round", "steps", "steps if pooled", "parallel steps", "to sites", "from sites",
     "busiest site", "simulated time", "of it network (%)",
 )  # fmt: skip
-MEASURED = (
-    "Bytes: all that crossed, which never contains images: models, replies, scores, and the final evaluation. A model "
-    "that a hospital has already does not cross again."
-)
+MEASURED = "Bytes: all models, replies and scores that crossed, with the final evaluation; never images."
 GRID = ", without its grid"
 ALIKE = 1.05  # ratio up to which a note calls rounds, steps or bytes equal
 

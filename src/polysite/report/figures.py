@@ -11,22 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from polysite.engines.record import RoundRecord
-from polysite.report.drawing import (
-    FEW,
-    MARKERS,
-    WIDE,
-    colour,
-    count_rounds,
-    dashes,
-    entries,
-    heat_map,
-    legend,
-    name_axes,
-    new,
-    panels,
-    tag,
-    unformatted,
-)
+from polysite.report import drawing
 from polysite.report.figure_files import draw
 from polysite.report.names import shorten
 from polysite.report.runs import Method, Summary
@@ -39,22 +24,24 @@ MOST_PANELS = 6  # heat maps of weights
 
 def curves(methods: Sequence[Method]) -> str:
     """Draw the validation score by round; the chosen round of every run is marked."""
-    figure, axes = new(WIDE, 3.0 + 0.2 * (len(methods) > FEW))
+    figure, axes = drawing.new(drawing.WIDE, 3.0 + 0.2 * (len(methods) > drawing.FEW))
     for k, method in enumerate(methods):
-        mark = tag(method.name)
+        mark = drawing.tag(method.name)
         rounds, scores = method.curve(lambda run: run.curve)
-        _line(axes, k, (rounds, scores), method.name, lw=1.8, **tag(method.name))
+        _line(axes, k, (rounds, scores), method.name, lw=1.8, **drawing.tag(method.name))
         for begin in method.first.begins:
-            axes.axvline(begin - 0.5, color=colour(k), lw=0.9, ls=":", **mark)
+            axes.axvline(begin - 0.5, color=drawing.colour(k), lw=0.9, ls=":", **mark)
         for run in method.runs:
             at = dict(zip(*run.curve, strict=True))
             if run.best_round + 1 in at and len(method.runs) == 1:
                 chosen = run.best_round + 1
-                axes.plot(chosen, at[chosen], MARKERS[k % 7], color=colour(k), ms=7, mec="white", **mark)
-    count_rounds(axes)
+                axes.plot(
+                    chosen, at[chosen], drawing.MARKERS[k % 7], color=drawing.colour(k), ms=7, mec="white", **mark
+                )
+    drawing.count_rounds(axes)
     axes.set_ylabel(f"{_measure(methods)}, validation cases")
     axes.set_ylim(bottom=0)
-    legend(figure, dict(entries(axes)))
+    drawing.legend(figure, dict(drawing.entries(axes)))
     return draw(figure)
 
 
@@ -65,7 +52,7 @@ def site_curves(methods: Sequence[Method]) -> str:
         for site in sorted({s for m in methods for s in m.sites if m.first.site_curve(s)[0]})
     }
     what = f"{_measure(methods)}, validation"
-    return _panels_of_lines(list(found.items()), [m.name for m in methods], what, {"bottom": 0, "top": 1}, tag)
+    return _panels_of_lines(list(found.items()), [m.name for m in methods], what, {"bottom": 0, "top": 1}, drawing.tag)
 
 
 def progress(methods: Sequence[Method]) -> str:
@@ -75,7 +62,7 @@ def progress(methods: Sequence[Method]) -> str:
         "learning rate": _rates,
     }
     found = [(what, {m.name: of(m.first) for m in methods}) for what, of in named.items()]
-    return _panels_of_lines(found, [m.name for m in methods], "", {"bottom": 0}, tag)
+    return _panels_of_lines(found, [m.name for m in methods], "", {"bottom": 0}, drawing.tag)
 
 
 def site_losses(method: Method) -> str | None:
@@ -96,12 +83,12 @@ def matrix(values: Mapping[str, Mapping[str, float]], ends: tuple[float, float] 
     short = shorten(list(dict.fromkeys([*rows, *columns])), 30)
     upright = sum(len(short[c]) for c in columns) > 60
     width = max(3.6, min(1.0, 9 / len(columns)) * len(columns) + 2.6)
-    figure, axes = new(width, 0.3 * len(rows) + (2.9 if upright else 1.3))
+    figure, axes = drawing.new(width, 0.3 * len(rows) + (2.9 if upright else 1.3))
     low, top = ends or (float(np.nanmin(table)), float(np.nanmax(table)))
     low, top = min(low, top - 0.1), max(top, low + 0.1)  # small differences stay pale
     named = [short[r] for r in rows], [short[c] for c in columns]
     digits = 2 if len(columns) <= 16 else None
-    shown = heat_map(axes, table, *named, (low, top), digits=digits, upright=upright)
+    shown = drawing.heat_map(axes, table, *named, (low, top), digits=digits, upright=upright)
     axes.set_xlabel("cases of")
     axes.set_ylabel("model of")
     figure.colorbar(shown, ax=axes, label="Dice", shrink=0.8, aspect=25, pad=0.02)
@@ -137,7 +124,7 @@ def diagnostics(methods: Sequence[Method]) -> str | None:
     if not known:
         return None
     names = [m.name for m in methods if any(m.name in lines for lines in known.values())]
-    return _panels_of_lines(list(known.items()), names, "", {}, tag)
+    return _panels_of_lines(list(known.items()), names, "", {}, drawing.tag)
 
 
 def _by_site(named: Sequence[tuple[str, Lines]], what: str, top: float | None = None) -> str:
@@ -164,7 +151,7 @@ def _panels_of_lines(
         ends: Ends of the vertical axes; without any, the data set them.
         look: Returns the looks of the line of a name.
     """
-    figure, made = panels([title for title, _ in named], 2.1)
+    figure, made = drawing.panels([title for title, _ in named], 2.1)
     for (_, axes), (_, lines) in zip(made, named, strict=True):
         for k, name in enumerate(names):
             if name in lines:
@@ -172,9 +159,9 @@ def _panels_of_lines(
                 _line(axes, k, lines[name], name, marker=dot, **look(name))
         if ends:
             axes.set_ylim(**ends)
-        count_rounds(axes, label=False)
-    name_axes(made, "round", what)
-    legend(figure, dict(entry for _, axes in made for entry in entries(axes)), below=True)
+        drawing.count_rounds(axes, label=False)
+    drawing.name_axes(made, "round", what)
+    drawing.legend(figure, dict(entry for _, axes in made for entry in drawing.entries(axes)), below=True)
     return draw(figure)
 
 
@@ -183,7 +170,7 @@ def _heat_maps(named: Sequence[tuple[str, Lines]], sites: Sequence[str], what: s
     last = int(max(max(x) for _, lines in named for x, _ in lines.values()))
     high = max(max(y) for _, lines in named for _, y in lines.values())
     short = shorten(sites, 34)
-    figure = Figure((WIDE, (0.75 + 0.17 * len(sites)) * len(named)), layout="constrained")
+    figure = Figure((drawing.WIDE, (0.75 + 0.17 * len(sites)) * len(named)), layout="constrained")
     for k, (title, lines) in enumerate(named):
         table = np.full((len(sites), last), np.nan)
         for i, site in enumerate(sites):
@@ -193,11 +180,11 @@ def _heat_maps(named: Sequence[tuple[str, Lines]], sites: Sequence[str], what: s
         extent = (0.5, last + 0.5, len(sites) - 0.5, -0.5)
         look: dict[str, Any] = {"vmin": 0, "vmax": high or 1, "extent": extent, "interpolation": "none"}
         shown = axes.imshow(table, cmap="cividis", aspect="auto", **look)
-        axes.set_title(unformatted(title), fontsize=9)
-        axes.set_yticks(range(len(sites)), [unformatted(short[s]) for s in sites], fontsize=8)
+        axes.set_title(drawing.unformatted(title), fontsize=9)
+        axes.set_yticks(range(len(sites)), [drawing.unformatted(short[s]) for s in sites], fontsize=8)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        count_rounds(axes, label=k + 1 == len(named))
+        drawing.count_rounds(axes, label=k + 1 == len(named))
         figure.colorbar(shown, ax=axes, label=what, shrink=0.8, aspect=20, pad=0.02)
     return draw(figure)
 
@@ -227,7 +214,7 @@ def _by_name(run: Summary, of: Callable[[RoundRecord], Mapping[str, float]]) -> 
 
 def _line(axes: Axes, k: int, line: Curve, name: str, lw: float = 1.4, **look: Any) -> None:
     """Draw the k-th of several lines."""
-    axes.plot(*line, dashes(k), color=colour(k), lw=lw, label=unformatted(name), **look)
+    axes.plot(*line, drawing.dashes(k), color=drawing.colour(k), lw=lw, label=drawing.unformatted(name), **look)
 
 
 def _measure(methods: Sequence[Method]) -> str:

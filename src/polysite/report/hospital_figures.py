@@ -11,19 +11,8 @@ from statistics import fmean, stdev
 import numpy as np
 
 from polysite.metrics.measures import about
+from polysite.report import drawing
 from polysite.report.compare import Comparison
-from polysite.report.drawing import (
-    WIDE,
-    colour,
-    entries,
-    heat_map,
-    legend,
-    marker,
-    name_rows,
-    new,
-    tag,
-    unformatted,
-)
 from polysite.report.figure_files import draw
 from polysite.report.names import shorten
 from polysite.report.runs import Method
@@ -45,22 +34,22 @@ def hospitals(comparison: Comparison, measure: str) -> tuple[str, str]:
 def _sites(comparison: Comparison, measure: str) -> str:
     """Draw a row per hospital, the highest scores on top, and one for all cases below: a marker per method."""
     sites: list[str | None] = [None, *reversed(_best_first(comparison, measure))]
-    figure, axes = new(WIDE, 0.9 + (0.27 if len(sites) > FEW_ROWS else 0.45) * len(sites))
+    figure, axes = drawing.new(drawing.WIDE, 0.9 + (0.27 if len(sites) > FEW_ROWS else 0.45) * len(sites))
     several = len(comparison.methods)
     for k, method in enumerate(comparison.methods):
         groups = [method.of(s, measure, comparison.policy) if s else comparison.all_of(method, measure) for s in sites]
         y = np.arange(len(sites)) + (0.5 - (k + 0.5) / several) * 0.5 * (several > 1)
         axes.errorbar(
-            [_mean(g) for g in groups], y, xerr=[_error(g) for g in groups], fmt=marker(k), color=colour(k), ms=4.5,
-            mec="white", mew=0.4, lw=0.9, label=unformatted(method.name),
+            [_mean(g) for g in groups], y, xerr=[_error(g) for g in groups], label=drawing.unformatted(method.name),
+            fmt=drawing.marker(k), color=drawing.colour(k), ms=4.5, mec="white", mew=0.4, lw=0.9,
         )  # fmt: skip
     axes.axhline(0.5, color="#999999", lw=0.8)
     short = shorten(comparison.sites, LONGEST)
-    name_rows(axes, [short[s] if s else "all" for s in sites])
+    drawing.name_rows(axes, [short[s] if s else "all" for s in sites])
     axes.set_xlabel(_label(comparison, measure))
     if about(measure).distance:
         axes.set_xlim(left=0)
-    legend(figure, dict(entries(axes)), below=several > 3)
+    drawing.legend(figure, dict(drawing.entries(axes)), below=several > 3)
     return draw(figure)
 
 
@@ -72,12 +61,12 @@ def _heat_map(comparison: Comparison, measure: str) -> str:
         [m.of(s, measure, comparison.policy) if s else comparison.all_of(m, measure) for s in rows] for m in ranked
     ]
     table = np.array([list(map(_mean, column)) for column in columns]).T
-    figure, axes = new(max(WIDE, 2.9 + 0.42 * len(ranked)), 1.9 + max(0.25 * len(rows), 2.4))
+    figure, axes = drawing.new(max(drawing.WIDE, 2.9 + 0.42 * len(ranked)), 1.9 + max(0.25 * len(rows), 2.4))
     digits, reverse = 1 if about(measure).distance else 2, about(measure).better < 0
     short, titles = shorten(sites, LONGEST), shorten([m.name for m in ranked], 28)
     named = [short[s] if s else "all cases" for s in rows], [titles[m.name] for m in ranked]
-    tags = [tag(m.name) for m in ranked]
-    shown = heat_map(axes, table, *named, limits(table, measure), digits=digits, reverse=reverse, tags=tags)
+    tags = [drawing.tag(m.name) for m in ranked]
+    shown = drawing.heat_map(axes, table, *named, limits(table, measure), digits=digits, reverse=reverse, tags=tags)
     axes.axhline(len(sites) - 0.5, color="white", lw=3)
     figure.colorbar(shown, ax=axes, label=_label(comparison, measure), shrink=0.6, aspect=30, pad=0.015)
     return draw(figure)

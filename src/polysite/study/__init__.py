@@ -1,52 +1,41 @@
 """From a study to a finished run: ``train`` and ``resume``; what they are made of is in the modules of this package."""
 
 from polysite.study.cases import (
-    PreparedCases,
     cut,
     deal_cases,
     deal_volumes,
     load_cases,
     pinned,
-    refuse_duplicates,
     with_fixed_cases,
 )
-from polysite.study.engine import Engine, OpenedStudy
+from polysite.study.engine import Engine
 from polysite.study.estimate import cost, initial_params, loads
 from polysite.study.finished import dealt_as_trained, models_of, open_finished, study_of
 from polysite.study.sites import (
     POOLED,
     Materials,
     build_module,
-    build_phases,
     build_sites,
     check,
-    expected_steps,
-    refuse_bare,
     refuse_ensemble,
     simulator,
 )
-from polysite.study.training import Run, conduct, conducted, evaluation_of, logged, resume, title, train
+from polysite.study.training import Run, conduct, logged, resume, title, train
 
 __all__ = [
     "POOLED",
     "Engine",
     "Materials",
-    "OpenedStudy",
-    "PreparedCases",
     "Run",
     "build_module",
-    "build_phases",
     "build_sites",
     "check",
     "conduct",
-    "conducted",
     "cost",
     "cut",
     "deal_cases",
     "deal_volumes",
     "dealt_as_trained",
-    "evaluation_of",
-    "expected_steps",
     "initial_params",
     "load_cases",
     "loads",
@@ -54,8 +43,6 @@ __all__ = [
     "models_of",
     "open_finished",
     "pinned",
-    "refuse_bare",
-    "refuse_duplicates",
     "refuse_ensemble",
     "resume",
     "simulator",

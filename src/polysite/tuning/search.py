@@ -20,7 +20,6 @@ from polysite.benchmark.jobs import Job, Trainer, inner_jobs, why_failed
 from polysite.benchmark.scores import LAST, last_scores
 from polysite.benchmark.workers import Workers
 from polysite.config import Study
-from polysite.costs.budget import Kind
 from polysite.errors import ConfigError, RunError
 from polysite.foreign import read_toml
 from polysite.spreadsheets import csv_text
@@ -118,7 +117,6 @@ def _shortest(base: Study) -> float:
 def tune(
     planned: Plan,
     out: Path,
-    equal: Kind = "steps",
     trainer: Trainer | None = None,
     seen: Callable[[Tuned], object] = lambda found: None,
 ) -> Tuned:
@@ -127,7 +125,6 @@ def tune(
     Args:
         planned: What is trained.
         out: Folder of the search.
-        equal: What is equal for all candidates: rounds, or local steps or bytes of a whole training.
         trainer: Trains the candidates, and reports progress; None for processes of this machine.
         seen: Sees the state of the search after every rung.
 
@@ -136,12 +133,12 @@ def tune(
     """
     trainer = trainer or Workers()
     base, space, inner = planned.base, planned.space, planned.inner
-    settings = {"study": config.dump(base), "trainings": planned.budget, "inner": inner, "equal": equal}
+    settings = {"study": config.dump(base), "trainings": planned.budget, "inner": inner, "equal": "steps"}
     settings |= {"methods": {n: {"changes": m.changes, "grid": m.grid} for n, m in space.methods.items()}}
     same_settings(out, "tune.toml", settings)
     names = {f"{k:03d} {c.method}": c for k, c in enumerate(planned.candidates)}
     reference = next(iter(names))  # the reference with its own values
-    studies = equalise({n: space.study(base, c) for n, c in names.items()}, reference, equal)
+    studies = equalise({n: space.study(base, c) for n, c in names.items()}, reference, "steps")
     jobs = inner_jobs(out, studies, inner)
     out.mkdir(parents=True, exist_ok=True)
     write_file(out / "tune.toml", lambda path: path.write_text(tomli_w.dumps(settings), encoding="utf-8"))

@@ -42,6 +42,7 @@ from polysite.evaluation_folder import EvaluationFolder
 from polysite.foreign import parse_json
 from polysite.storage import Journal
 from polysite.study import Run
+from polysite.study.sites import refuse_bare
 from polysite.tree import Tree
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ def check(chosen: Study) -> None:
         raise ConfigError("a federation that deals cases out anew is for simulations; leave out [federation]")
     if chosen.split.file:
         raise ConfigError("split.file names cases, which stay at the hospitals: leave it out")
-    study.refuse_bare(chosen)
+    refuse_bare(chosen)
     study.refuse_ensemble(chosen)
 
 

@@ -11,19 +11,7 @@ from typing import Any, Protocol
 
 from polysite.buffers import Buffer
 from polysite.deploy.protocol import response_message
-from polysite.engines.messages import (
-    Examine,
-    Greeting,
-    HostRequest,
-    MaskTaken,
-    Measured,
-    Models,
-    Request,
-    Response,
-    Score,
-    Scored,
-    Trained,
-)
+from polysite.engines import messages
 from polysite.engines.site_turn import Turn
 from polysite.payload import Payload
 from polysite.site import CaseScore
@@ -49,7 +37,7 @@ class Leaving:
 class Host(Protocol):
     """Interface of a study's host, and of a wrapper around it."""
 
-    def answer(self, request: HostRequest) -> Response:
+    def answer(self, request: messages.HostRequest) -> messages.Response:
         """Do what is asked; raise ``Refusal`` where this hospital does not."""
         ...
 
@@ -57,7 +45,7 @@ class Host(Protocol):
 class Sender(Protocol):
     """Interface of a wrapper that answers with what leaves."""
 
-    def answer(self, request: HostRequest) -> Leaving:
+    def answer(self, request: messages.HostRequest) -> Leaving:
         """Do what is asked; raise ``Refusal`` where this hospital does not."""
         ...
 
@@ -68,32 +56,32 @@ class Packed:
     def __init__(self, inner: Host):
         self.inner = inner
 
-    def answer(self, request: HostRequest) -> Leaving:
+    def answer(self, request: messages.HostRequest) -> Leaving:
         """Return a response as it leaves."""
         return leaving(request, self.inner.answer(request))
 
 
-def leaving(request: Request, response: Response) -> Leaving:
+def leaving(request: messages.Request, response: messages.Response) -> Leaving:
     """Return a response as it leaves."""
     header, body = response_message(response)
     return Leaving(header, body, _words(request, response))
 
 
-def _words(request: Request, response: Response) -> dict[str, str]:
+def _words(request: messages.Request, response: messages.Response) -> dict[str, str]:
     """Return what a response holds, and of which kind each part is."""
     match request, response:
-        case _, Greeting(cases=counts):
+        case _, messages.Greeting(cases=counts):
             texts = dict.fromkeys(("torch and device", "policy", "keyed digest of the list of cases"), "text")
             return {**{split: f"count, {n}" for split, n in counts.items()}, **texts}
-        case Score(split=split), Scored(scores=scores):
+        case messages.Score(split=split), messages.Scored(scores=scores):
             return _listed("scores", split, list(scores.values()))
-        case Examine(split=split), Measured(cases=cases):
+        case messages.Examine(split=split), messages.Measured(cases=cases):
             return _listed("all measures", split, [each.score for each in cases])
-        case _, Models():
+        case _, messages.Models():
             return {"digest of the model": "number"}
-        case _, MaskTaken(payload=answer):
+        case _, messages.MaskTaken(payload=answer):
             return dict.fromkeys(answer, "keys of a secure sum")
-        case _, Trained(payload=reply, turn=Turn() as turn):
+        case _, messages.Trained(payload=reply, turn=Turn() as turn):
             effort = "steps, learning rates, noise" if response.releases else "loss, steps, learning rates"
             told = {effort: "cost and number"} if response.fits or response.releases else {}
             return {**_sizes(reply, turn), **told}

@@ -10,18 +10,7 @@ from polysite.deploy.site.agreement import Agreed
 from polysite.deploy.site.answers import Host, is_masked
 from polysite.deploy.site.hospital import Hospital
 from polysite.deploy.site.policy import Refusal, obey
-from polysite.engines.messages import (
-    Assess,
-    Begun,
-    HostRequest,
-    MaskTaken,
-    Measured,
-    Models,
-    Response,
-    Scored,
-    Train,
-    Trained,
-)
+from polysite.engines import messages
 from polysite.engines.site_turn import Turn
 from polysite.site import Fit
 
@@ -32,24 +21,24 @@ class Checked:
     def __init__(self, hospital: Hospital, agreed: Agreed, inner: Host):
         self.hospital, self.agreed, self.inner = hospital, agreed, inner
 
-    def answer(self, request: HostRequest) -> Response:
+    def answer(self, request: messages.HostRequest) -> messages.Response:
         """Do what is asked; raise ``Refusal`` where this hospital does not."""
         response, pseudonym = self.inner.answer(request), self.hospital.pseudonyms.of
         match response:
-            case Trained(turn=Turn() as turn) if isinstance(request, Assess):
+            case messages.Trained(turn=Turn() as turn) if isinstance(request, messages.Assess):
                 self._check(turn, len(self.agreed.volumes["train"]))
                 return replace(response, fits=(), releases=())
-            case Trained(turn=Turn() as turn) if isinstance(request, Train):
+            case messages.Trained(turn=Turn() as turn) if isinstance(request, messages.Train):
                 return self._effort(response, self._check_trained(request, turn))
-            case Scored(scores=scores):
-                return Scored({pseudonym(case): score for case, score in scores.items()})
-            case Measured(cases=cases):
-                return Measured(tuple(replace(e, case=pseudonym(e.case), prediction=None) for e in cases))
-            case Models() | Begun() | MaskTaken():  # of models, no more than digests is sent
+            case messages.Scored(scores=scores):
+                return messages.Scored({pseudonym(case): score for case, score in scores.items()})
+            case messages.Measured(cases=cases):
+                return messages.Measured(tuple(replace(e, case=pseudonym(e.case), prediction=None) for e in cases))
+            case messages.Models() | messages.Begun() | messages.MaskTaken():  # of models, no more than digests is sent
                 return response
         raise Refusal(f"this hospital does not answer {request.kind}")
 
-    def _check_trained(self, request: Train, turn: Turn) -> int:
+    def _check_trained(self, request: messages.Train, turn: Turn) -> int:
         """Refuse a reply that may not leave; return how many cases are behind it."""
         algorithm = self.agreed.host.phases[request.phase].algorithm
         behind = _cases_behind(turn.fits, self.agreed)
@@ -71,7 +60,7 @@ class Checked:
             raise Refusal(f"the answer holds {odd[0]!r}, which the algorithm does not announce")
         obey(self.hospital.policy.refuse_reply(turn.kinds, cases, behind=behind))
 
-    def _effort(self, response: Trained, behind: int) -> Trained:
+    def _effort(self, response: messages.Trained, behind: int) -> messages.Trained:
         """Return a response with the effort behind it, if that may leave."""
         policy = self.hospital.policy
         if behind < policy.fewest or not {"cost", "number"} <= set(policy.kinds):

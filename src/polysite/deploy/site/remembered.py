@@ -15,19 +15,7 @@ from polysite.algorithms import names_of
 from polysite.deploy.site.agreement import Agreed
 from polysite.deploy.site.hospital import Hospital
 from polysite.deploy.site.policy import Refusal
-from polysite.engines import checkpoint, site_memory
-from polysite.engines.messages import (
-    Asked,
-    Begin,
-    Begun,
-    HostRequest,
-    Models,
-    Refused,
-    Response,
-    Serve,
-    Train,
-    Trained,
-)
+from polysite.engines import checkpoint, messages, site_memory
 from polysite.engines.run_folder import file_name
 from polysite.engines.site_memory import Memory
 from polysite.engines.site_turn import Turn
@@ -45,19 +33,19 @@ class Remembered:
     def __init__(self, hospital: Hospital, agreed: Agreed):
         self.hospital, self.agreed, self.inner = hospital, agreed, agreed.host
 
-    def answer(self, request: HostRequest) -> Response:
+    def answer(self, request: messages.HostRequest) -> messages.Response:
         """Do what is asked; raise ``Refusal`` where the host does not."""
-        phase = request.before if isinstance(request, Begin) else request.phase
+        phase = request.before if isinstance(request, messages.Begin) else request.phase
         self._catch_up(phase)
         response = self.inner.answer(replace(request, memory=self._memory(request, phase)))
         match request, response:
-            case _, Refused(reason):
+            case _, messages.Refused(reason):
                 raise Refusal(reason)
-            case Train(), Trained(turn=Turn() as turn):
+            case messages.Train(), messages.Trained(turn=Turn() as turn):
                 self._keep_memory(request, turn.memory)
-            case Begin(), Begun():
+            case messages.Begin(), messages.Begun():
                 self._keep_start(request, response.start)
-            case Serve(), Models():
+            case messages.Serve(), messages.Models():
                 self._keep_models(request, cast(Sequence[Tree], response.models))
         return response
 
@@ -87,7 +75,7 @@ class Remembered:
             self.hospital.note(f"the model that phase {phase + 1} began from was damaged: it goes on from the copy")
             return found
 
-    def _keep_start(self, request: Begin, model: Tree) -> None:
+    def _keep_start(self, request: messages.Begin, model: Tree) -> None:
         start = Memory(self.inner.name, "start", request.begins, Payload(model=model))
         self.hospital.make_room(self.agreed.folder, 2 * start.content.nbytes)
         for file in self._start_files(request.phase):
@@ -102,7 +90,7 @@ class Remembered:
         """Return the owner of a memory. Another phase, which might send the memory away, must not read it."""
         return f"{'/'.join(names_of(self.inner.phases[phase].algorithm))} in phase {phase + 1}"
 
-    def _memory(self, request: Asked, phase: int) -> Payload:
+    def _memory(self, request: messages.Asked, phase: int) -> Payload:
         if request.version < 0:
             return Payload()
         try:
@@ -132,7 +120,7 @@ class Remembered:
         self.hospital.note(f"{what}: it goes on as if it had just joined")
         return Payload()
 
-    def _keep_memory(self, request: Train, content: Payload) -> None:
+    def _keep_memory(self, request: messages.Train, content: Payload) -> None:
         """Write the new memory; delete versions that no checkpoint of the server needs."""
         memory = Memory(self.inner.name, self._owner(request.phase), request.round, content)
         self.hospital.make_room(self.agreed.folder, content.nbytes)
@@ -143,7 +131,7 @@ class Remembered:
 
     # the models that this hospital is served
 
-    def _keep_models(self, request: Serve, models: Sequence[Tree]) -> None:
+    def _keep_models(self, request: messages.Serve, models: Sequence[Tree]) -> None:
         folder = self.agreed.folder / "models"
         for k, model in enumerate(models if request.name else ()):
             arrays = {name: plain(value) for name, value in model.items()}
