@@ -13,11 +13,12 @@ import polysite as ps
 from phased import START, phases, play, timeless
 from polysite import storage
 from polysite.engines import checkpoint
+from polysite.engines.messages import Scored, bytes_of
 from polysite.engines.plan import cohort
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import RunError
 from polysite.payload import Payload
-from polysite.site import CaseScore
+from polysite.site import CaseScore, Examined
 from quadratic import Quadratic
 
 
@@ -210,3 +211,10 @@ def test_a_memory_that_does_not_fit_is_not_mixed_in(tmp_path, changes, sentence,
     assert sentence in caplog.text  # the checkpoint before was used
     for name in ("last.a.safetensors", "last.b.safetensors"):
         assert load_file(folder.path / "models" / name) == load_file(whole.path / "models" / name)
+
+
+def test_measures_of_a_case_weigh_as_many_numbers_as_they_are():
+    """A label and the loss, two measures, and four counts; in a classification also both classes."""
+    score = CaseScore({"L": 0.5}, 0.1, counts={"L": (1, 2, 3, 4)})
+    assert bytes_of(Examined("case", score, {"L": {"dice": 0.5, "hd95": 3.0}})) == 8 * (2 + 2 + 4)
+    assert bytes_of(Scored({"one": CaseScore({"accuracy": 1.0}, 0.1, 2, 2)})) == 8 * 4
