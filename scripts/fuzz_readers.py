@@ -36,7 +36,7 @@ from polysite.deploy.site.policy import TEXT, SitePolicy
 from polysite.deploy.site.privacy_budget import PrivacyBudget
 from polysite.deploy.site.pseudonyms import Pseudonyms
 from polysite.deploy.site.studies import Studies
-from polysite.engines import checkpoint, site_memory
+from polysite.engines import checkpoint, messages, site_memory
 from polysite.engines.messages import Measured
 from polysite.engines.run_folder import RunFolder
 from polysite.errors import PolysiteError
@@ -336,9 +336,9 @@ def _header(content: bytes) -> dict[str, Any]:
     return header if isinstance(header, dict) else {}
 
 
-def _response(found: protocol.Response) -> protocol.Response:
+def _response(found: messages.Response) -> messages.Response:
     """Return a response; the coordinator takes one that is not valid for a failure with a reason."""
-    if isinstance(found, protocol.Failed | protocol.Refused):
+    if isinstance(found, messages.Failed | messages.Refused):
         raise PolysiteError(found.reason)
     return found
 

@@ -24,7 +24,7 @@ TINY = ["--set", "model.name=unet_small", "--set", "model.filters=[2, 4, 4]", "-
 
 def test_without_data_a_benchmark_prints_its_plan_and_says_what_to_name():
     words = ["bench", "paper_b", "--only", "fedavg", "--only", "local fine-tuning", "--set", "train.device=cpu", *TINY]
-    planned = CliRunner().invoke(app, [*words, "--plan"])
+    planned = CliRunner().invoke(app, [*words, "--plan"], env={"COLUMNS": "200"})
     assert planned.exit_code == 0 and "Plan of paper_b" in planned.output and "after fedavg" in planned.output
     assert "CPU hours" in planned.output and "23 sites, 1251 cases" in " ".join(planned.output.split())
     refused = CliRunner().invoke(app, words)
