@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from polysite import buffers
 from polysite.buffers import room
 from polysite.errors import PayloadError
-from polysite.payload import TYPES, Limits, Payload, decode, encode
+from polysite.payload import TYPES, LastPayload, Limits, Payload, decode, encode
 
 dtypes = st.sampled_from(
     [np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.int8, np.uint8, np.uint16, np.bool_]
@@ -178,3 +178,13 @@ def test_memory_of_another_size_or_beyond_the_limit_is_not_kept(monkeypatch):
     several = [room(SIZE), room(SIZE)]
     several.clear()
     assert len(buffers._kept) == 1  # the large one; these two came too late
+
+
+def test_a_payload_that_is_gone_is_not_taken_for_a_new_one_in_its_place(monkeypatch):
+    """Another array may get the address of one that is gone; here both have the same key."""
+    monkeypatch.setattr("polysite.payload.likeness", lambda payload: "the same")
+    last = LastPayload()
+    first = Payload(model={"w": np.ones(4)})
+    assert last.replace(first) == 32 and last.replace(first) == 0
+    del first
+    assert last.replace(Payload(model={"w": np.zeros(4)})) == 32

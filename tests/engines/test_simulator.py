@@ -14,6 +14,8 @@ from polysite.engines.memory_store import MemoryStore
 from polysite.engines.plan import Plan
 from polysite.engines.rounds import run_rounds
 from polysite.engines.simulator import Simulator
+from polysite.engines.sites import Sites
+from polysite.engines.wire import InProcess
 from polysite.payload import Payload
 from quadratic import Quadratic
 
@@ -146,3 +148,31 @@ def test_every_kind_of_leaf_survives_the_disk():
     arrays = np.arange(6, dtype=np.int64).reshape(2, 3), np.zeros((0, 4), np.float32), np.array(True), np.float16([1])
     payload = Payload(a={str(k): x for k, x in enumerate(arrays)}, n=0.1)
     assert MemoryStore(0, 0).put(payload).get() == payload
+
+
+def test_a_reply_that_does_not_count_leaves_the_memory_as_it_was():
+    engine = Simulator(ps.Ditto(), {"a": Quadratic(1.0, np.zeros(2)), "b": Quadratic(2.0, np.ones(2))})
+    sent = dict.fromkeys(engine.names, Payload(model={"w": np.array([3.0])}))
+    for _ in engine.train(0, sent):
+        ...
+    engine.settle(["a"])
+    assert set(engine.memories()) == {"a"}
+
+
+def test_a_site_that_connects_anew_gets_its_payload_again():
+    """What it kept of the last request may be gone."""
+
+    class Anew(InProcess):
+        token = "1"
+
+        def online(self):
+            return dict.fromkeys(self.hosts, self.token)
+
+    engine = Simulator(ps.FedAvg(), {"a": Quadratic(1.0, np.zeros(2))})
+    wire, sent = Anew(engine.wire.hosts), {"a": Payload(model={"w": np.array([3.0])})}
+    engine.sites = Sites(wire, ["a"])
+    moved = []
+    for wire.token in ("1", "1", "2"):
+        engine.score(0, sent, "validation")
+        moved.append(engine.sites.traffic()[0]["a"])
+    assert moved == [8, 0, 8]

@@ -78,8 +78,7 @@ class Cost:
 def measured(exchanges: Iterable[tuple[Mapping[SiteId, Load], bool]], speeds: Speeds, batch: int) -> Cost:
     """Return the cost of a run from the loads that it recorded.
 
-    Not recorded, and so not counted: evaluations inside an algorithm's own exchange (FedCostWAvg, q-FedAvg), payloads
-    sent to absent sites, and the transfer of a model for validation.
+    Not recorded, and so not counted: evaluations inside an algorithm's own exchange (FedCostWAvg, q-FedAvg).
 
     Args:
         exchanges: For every round, the load of each site and whether training was pooled. A pooled round runs on one

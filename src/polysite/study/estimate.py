@@ -58,8 +58,8 @@ def initial_params(study: Study, module: Any = None) -> Tree:
 
 
 def cost(study: Study, grid: bool = True) -> Cost:
-    """Forecast the steps, bytes, simulated time of a study. Nothing is trained: the rounds are rehearsed
-    with the sizes of its hospitals.
+    """Forecast the steps, bytes and simulated time of a study. Nothing is trained: the rounds are rehearsed with the
+    sizes of its hospitals.
 
     Args:
         study: The study.

@@ -1,7 +1,8 @@
 """Keeps the body of the last request: a coordinator that asks with the same payload again names it by its digest.
 
-So scoring a model and then training from it is one download, whatever carries the messages. The name is that which the
-coordinator gave; a wrong one harms nobody else. After a restart nothing is held, and the coordinator sends it again.
+So scoring a model and then training from it is one download, whatever carries the messages. The coordinator gives the
+name; a wrong name affects this study alone. A worker that was started again holds nothing, and the coordinator sends
+the body again.
 """
 
 from collections.abc import Mapping, Sequence
